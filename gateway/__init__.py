@@ -1,0 +1,1 @@
+"""The data plane: entrypoint, prompts, routing, discovery, admin."""

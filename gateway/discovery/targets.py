@@ -1,0 +1,30 @@
+"""What discovery finds: the places that requests may go to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One worker as discovery sees it.
+
+    `uid` is the identity: the pod's UID, or the address itself for a static target. `worker_id` is what the worker
+    calls itself towards the index where discovery can know it (the pod's UID); None joins by address.
+    """
+
+    uid: str
+    host: str
+    port: int
+    worker_id: str | None = None
+    name: str = ""
+
+    @property
+    def address(self) -> str:
+        """host:port, with an IPv6 host in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+OnTargets = Callable[[tuple[Target, ...]], None]
+"""Takes the complete set of targets each time it changes."""

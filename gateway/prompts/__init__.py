@@ -1,0 +1,1 @@
+"""From a request body to token ids and index keys."""

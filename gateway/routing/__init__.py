@@ -1,0 +1,1 @@
+"""Policies, reservations and the choice of a worker."""

@@ -1,0 +1,61 @@
+"""What the relay and routing say to each other about one request.
+
+The relay asks an `Assigner` for a worker, tries it, and asks again while nothing has been sent to the client. Every
+assignment has booked capacity on its worker before the relay sees it and is closed exactly once, whatever happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from typing import Protocol
+
+
+class Outcome(Enum):
+    """How one attempt ended."""
+
+    COMPLETED = "completed"
+    """The whole reply was relayed, whatever its status below 500."""
+    UNREACHABLE = "unreachable"
+    """No connection, or it broke, or it timed out, before the first byte: another worker may be tried."""
+    SERVER_ERROR = "server_error"
+    """The worker answered 5xx."""
+    BROKEN = "broken"
+    """The reply broke off after its first byte: never tried again."""
+    CLIENT_GONE = "client_gone"
+    """The client left; the worker is not to blame."""
+
+
+class Assignment(Protocol):
+    """One request's booking on one worker."""
+
+    @property
+    def worker_id(self) -> str: ...
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def reply_headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Headers to add to the reply, such as x-warmroute-worker; lower-case names."""
+        ...
+
+    def first_byte(self) -> None:
+        """The first body byte of the reply came (for SSE: the first `data:` event). At most once; frees the prefill
+        part of the booking."""
+        ...
+
+    def close(self, outcome: Outcome) -> None:
+        """The attempt ended; frees the rest of the booking. Called exactly once."""
+        ...
+
+
+class Assigner(Protocol):
+    """Picks workers for one request."""
+
+    def assign(self, exclude: AbstractSet[str]) -> Assignment | None:
+        """Book the best worker whose id is not in `exclude`; None when there is none."""
+        ...

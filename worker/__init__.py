@@ -1,0 +1,1 @@
+"""What runs beside a GPU: the built-in engine, the engine adapters, the publisher."""
