@@ -1,0 +1,204 @@
+"""How the index lies in Redis: key names, buckets, number formats, the facts of a worker, log entries.
+
+The ledger writes this layout and the mirror's follower reads it. Version 1:
+
+    wr:{pool/part}:workers                      hash    worker_id -> msgpack record
+    wr:{pool/part}:keys:<slot>:<tier>:<bucket>  set     signed 64-bit integers
+    wr:{pool/part}:log                          stream  one entry a change, trimmed
+    wr:{pool/part}:beats                        zset    worker_id -> last heartbeat, ms of Redis TIME
+    wr:{pool/part}:slots                        string  the last slot number given out
+    wr:{pool/part}:snapshots                    zset    worker_id -> deadline of its running snapshot, ms
+
+All keys of a part share one hash tag, so that a script touches one node of a cluster.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+import msgpack
+import orjson
+
+LAYOUT_VERSION: Final = 1
+Tier = Literal["device", "host"]
+TIERS: Final[tuple[Tier, ...]] = ("device", "host")
+
+# A set of integers stays in intset encoding up to 512 members; hashed keys fill buckets unevenly (standard deviation
+# 20 at this mean), so the mean stays six of those below the limit.
+MEAN_BUCKET_KEYS: Final = 384
+
+_SIGN: Final = 1 << 63
+_WRAP: Final = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a pool's index. `pool` may hold any characters; they are percent-encoded in key names."""
+
+    pool: str
+    number: int = 0
+
+    @property
+    def prefix(self) -> str:
+        return f"wr:{{{quote(self.pool, safe='')}/{self.number}}}"
+
+    def key(self, name: str) -> str:
+        return f"{self.prefix}:{name}"
+
+    def bucket_key(self, slot: int, tier: Tier, bucket: int) -> str:
+        return f"{self.prefix}:keys:{slot}:{tier}:{bucket}"
+
+
+def bucket_count(capacity_keys: int) -> int:
+    """Buckets for a tier that can hold `capacity_keys` index blocks."""
+    return max(1, -(-capacity_keys // MEAN_BUCKET_KEYS))
+
+
+def to_signed(key: int) -> int:
+    """Redis intsets hold signed integers."""
+    return key - _WRAP if key >= _SIGN else key
+
+
+def to_unsigned(member: int) -> int:
+    return member + _WRAP if member < 0 else member
+
+
+def pack_keys(keys: Iterable[int]) -> bytes:
+    """Keys as unsigned 64-bit little-endian integers."""
+    packed = array("Q", keys)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_keys(packed: bytes) -> array[int]:
+    """The inverse of `pack_keys`. Raises ValueError for a length that is no multiple of 8."""
+    keys = array("Q")
+    keys.frombytes(packed)
+    if sys.byteorder == "big":
+        keys.byteswap()
+    return keys
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker says of itself in Hello, as the ledger keeps it for gateways."""
+
+    address: str
+    model: str
+    engine: str
+    engine_version: str
+    engine_block_tokens: int
+    index_block_tokens: int
+    fingerprint: str
+    publishes_events: bool
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    adapters: Sequence[str] = ()
+    files: Sequence[Mapping[str, Any]] = ()
+
+    def to_json(self) -> bytes:
+        return orjson.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> WorkerFacts:
+        """Fields that a newer release added are left out. Raises ValueError or TypeError for anything else amiss."""
+        fields = orjson.loads(data)
+        return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """A worker's entry in `workers`. `slot` 0: nothing is held. `epoch` is 16 hexadecimal digits."""
+
+    worker_id: str
+    slot: int
+    epoch: str
+    seq: int
+    buckets: Mapping[str, int]
+    facts: WorkerFacts
+
+    @classmethod
+    def decode(cls, worker_id: str, packed: bytes) -> WorkerRecord:
+        record = msgpack.unpackb(packed)
+        return cls(
+            worker_id=worker_id,
+            slot=record["slot"],
+            epoch=record["epoch"],
+            seq=record["seq"],
+            # Lua cannot tell an empty map from an empty list.
+            buckets=record["buckets"] or {},
+            facts=WorkerFacts.from_json(record["facts"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LogDelta:
+    """Keys entered and left a slot."""
+
+    worker_id: str
+    slot: int
+    added: Mapping[Tier, Sequence[int]]
+    removed: Mapping[Tier, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class LogWorker:
+    """A worker said Hello or finished a snapshot: `slot` holds its keys (0: none), `replaced` holds nothing more."""
+
+    worker_id: str
+    slot: int
+    replaced: int
+    buckets: Mapping[str, int]
+    facts: WorkerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class LogDrop:
+    """A worker left the ledger."""
+
+    worker_id: str
+
+
+LogEntry = LogDelta | LogWorker | LogDrop
+
+
+def encode_delta(added: Mapping[Tier, Sequence[int]], removed: Mapping[Tier, Sequence[int]]) -> bytes:
+    """The `keys` field of a delta's log entry: {tier: [added, removed]}, packed."""
+    tiers = [tier for tier in TIERS if added.get(tier) or removed.get(tier)]
+    blob: bytes = msgpack.packb(
+        {tier: [pack_keys(added.get(tier, ())), pack_keys(removed.get(tier, ()))] for tier in tiers}
+    )
+    return blob
+
+
+def decode_entry(fields: Mapping[bytes, bytes]) -> tuple[str, LogEntry | None]:
+    """One log entry: the id of the entry before it, and what it says.
+
+    None stands for a kind that this release does not know: a newer one wrote it, and following goes on. Raises
+    KeyError, TypeError or ValueError for a malformed entry.
+    """
+    previous = fields[b"p"].decode()
+    kind = fields[b"k"]
+    worker_id = fields[b"w"].decode()
+    if kind == b"delta":
+        tiers = msgpack.unpackb(fields[b"keys"])
+        return previous, LogDelta(
+            worker_id,
+            int(fields[b"s"]),
+            {tier: unpack_keys(packed[0]) for tier, packed in tiers.items() if tier in TIERS},
+            {tier: unpack_keys(packed[1]) for tier, packed in tiers.items() if tier in TIERS},
+        )
+    if kind == b"worker":
+        return previous, LogWorker(
+            worker_id,
+            int(fields[b"s"]),
+            int(fields[b"r"]),
+            msgpack.unpackb(fields[b"b"]) or {},
+            WorkerFacts.from_json(fields[b"f"]),
+        )
+    return previous, LogDrop(worker_id) if kind == b"drop" else None

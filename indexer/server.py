@@ -1,0 +1,66 @@
+"""The indexer as a process: gRPC service, admin server, heartbeats."""
+
+from __future__ import annotations
+
+import grpc
+from prometheus_client import CollectorRegistry
+from redis.exceptions import RedisError
+
+from indexer.ledger import UnsuitableRedisError, check_server
+from indexer.service import IndexService
+from warmroute.admin import AdminServer
+from warmroute.config import IndexerConfig, RedisConfig
+from warmroute.lifecycle import StartupError, cannot_listen, until_signal
+from warmroute.metrics import IndexerMetrics
+from warmroute.redis_client import connect
+from warmroute.v1 import index_pb2_grpc
+
+GRACE_SECONDS = 2.0
+
+
+def server_options(config: IndexerConfig) -> list[tuple[str, int]]:
+    """Bounds and liveness of connections; workers and gateways ping every 10 s."""
+    return [
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+async def serve(config: IndexerConfig, redis_config: RedisConfig) -> None:
+    """Run until SIGINT or SIGTERM. Raises StartupError."""
+    registry = CollectorRegistry()
+    metrics = IndexerMetrics(registry)
+    redis = connect(redis_config)
+    service = IndexService(redis, config, metrics)
+    admin = AdminServer(
+        registry, lambda: (service.ledger_up, {"ledger": "up" if service.ledger_up else "out of reach"})
+    )
+    server = grpc.aio.server(options=server_options(config))
+    index_pb2_grpc.add_IndexServiceServicer_to_server(service, server)
+    try:
+        try:
+            await check_server(redis)
+        except UnsuitableRedisError as error:
+            raise StartupError(f"redis.url: {error}") from error
+        except RedisError:
+            # Redis may come later; /readyz says so until then, and workers are told to come again.
+            pass
+        try:
+            server.add_insecure_port(f"{config.host}:{config.port}")
+        except RuntimeError as error:
+            raise cannot_listen("indexer.port", config.host, config.port, OSError(str(error))) from error
+        try:
+            await admin.start(config.admin_host, config.admin_port)
+        except OSError as error:
+            raise cannot_listen("indexer.admin_port", config.admin_host, config.admin_port, error) from error
+        await server.start()
+        await until_signal(service.run())
+    finally:
+        await server.stop(GRACE_SECONDS)
+        await admin.stop()
+        await redis.aclose()

@@ -1,0 +1,167 @@
+"""One worker's stream: the messages of `IndexService.Publish` in order, turned into writes of the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from indexer.layout import WorkerFacts
+from indexer.ledger import (
+    EpochSupersededError,
+    Ledger,
+    OutOfOrderError,
+    Ownership,
+    SnapshotDeferredError,
+    WorkerLostError,
+    WorkerTakenError,
+)
+from indexer.loads import LoadTable, WorkerKey
+from indexer.validation import (
+    FORMAT_VERSION,
+    RefusedError,
+    check_hello,
+    check_keys,
+    check_load,
+    check_seq,
+    invalid,
+)
+from warmroute.metrics import IndexerMetrics
+from warmroute.v1 import index_pb2 as pb
+
+# Loads come every 100 ms and are the heartbeat; a stream silent for this long is half open.
+SILENCE_SECONDS: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What Hello settled for the rest of the stream."""
+
+    worker: WorkerKey
+    ledger: Ledger
+    owner: Ownership
+    facts: WorkerFacts
+
+    @property
+    def pool(self) -> str:
+        return self.worker[0]
+
+
+class Session:
+    """The state of one stream. `answer` takes one message and returns the reply to send, if any."""
+
+    def __init__(
+        self, ledger_of: Callable[[str], Ledger], loads: LoadTable, metrics: IndexerMetrics, end: asyncio.Timeout
+    ) -> None:
+        self.claim: Claim | None = None
+        self.seq = 0
+        self.end_reason = f"nothing came for {SILENCE_SECONDS:.0f} s"
+        self._ledger_of = ledger_of
+        self._loads = loads
+        self._metrics = metrics
+        self._end = end
+        self._snapshotting = False
+        self._wanted = False
+
+    def kick(self, reason: str) -> None:
+        """End the stream from outside: the worker connects again and starts with Hello."""
+        self.end_reason = reason
+        self._end.reschedule(asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        if self.claim is not None:
+            self._loads.remove(self.claim.worker)
+            self._metrics.publish_streams.labels(self.claim.pool).dec()
+
+    async def answer(self, request: pb.PublishRequest) -> pb.PublishResponse | None:
+        """Raises RefusedError to end the stream with its status, RedisError when the ledger is out of reach."""
+        self._end.reschedule(asyncio.get_running_loop().time() + SILENCE_SECONDS)
+        kind = request.WhichOneof("body")
+        claim = self.claim
+        if claim is None:
+            if kind != "hello":
+                raise invalid("body", kind, "the first message of a stream is Hello")
+            return await self._hello(request.hello)
+        try:
+            match kind:
+                case "load":
+                    return self._load(claim, request.load)
+                case "delta":
+                    return await self._delta(claim, request.delta)
+                case "snapshot":
+                    return await self._snapshot(claim, request.snapshot)
+        except WorkerLostError as error:
+            raise RefusedError(grpc.StatusCode.ABORTED, f"{error}; connect again") from error
+        except WorkerTakenError as error:
+            raise RefusedError(grpc.StatusCode.ABORTED, str(error)) from error
+        raise invalid("body", kind, "send Snapshot, Delta or Load after Hello")
+
+    async def _hello(self, hello: pb.Hello) -> pb.PublishResponse:
+        facts = check_hello(hello)
+        ledger = self._ledger_of(hello.pool)
+        try:
+            owner, self.seq = await ledger.hello(hello.worker_id, hello.epoch, facts)
+        except EpochSupersededError as error:
+            raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, f"hello.epoch: {error}") from error
+        self.claim = Claim((hello.pool, hello.worker_id), ledger, owner, facts)
+        self._metrics.publish_streams.labels(hello.pool).inc()
+        self._wanted = self.seq == 0
+        return pb.PublishResponse(
+            welcome=pb.Welcome(format_version=FORMAT_VERSION, seq=self.seq, snapshot_wanted=self._wanted)
+        )
+
+    def _load(self, claim: Claim, load: pb.Load) -> pb.PublishResponse | None:
+        check_load(load)
+        self._loads.update(claim.worker, load, time.monotonic())
+        if load.epoch != claim.owner.epoch:
+            raise RefusedError(grpc.StatusCode.ABORTED, "load.epoch: a new epoch starts a new stream with Hello")
+        if load.seq != self.seq and not self._snapshotting:
+            return self._want_snapshot(f"the worker is at {load.seq}, the ledger at {self.seq}")
+        return None
+
+    async def _delta(self, claim: Claim, delta: pb.Delta) -> pb.PublishResponse | None:
+        seq = check_seq("delta.seq", delta.seq)
+        added = check_keys("delta.added", delta.added, claim.facts)
+        removed = check_keys("delta.removed", delta.removed, claim.facts)
+        if self._snapshotting or self.seq == 0:
+            return self._want_snapshot("a delta needs a snapshot before it")
+        try:
+            await claim.ledger.delta(claim.owner, seq=seq, added=added, removed=removed)
+        except OutOfOrderError as error:
+            return self._want_snapshot(str(error))
+        self.seq = seq
+        self._metrics.deltas.labels(claim.pool).inc()
+        self._metrics.keys.labels(claim.pool, "add").inc(sum(map(len, added.values())))
+        self._metrics.keys.labels(claim.pool, "remove").inc(sum(map(len, removed.values())))
+        return pb.PublishResponse(ack=pb.Ack(seq=seq))
+
+    async def _snapshot(self, claim: Claim, chunk: pb.SnapshotChunk) -> pb.PublishResponse | None:
+        seq = check_seq("snapshot.seq", chunk.seq)
+        held = check_keys("snapshot.held", chunk.held, claim.facts)
+        if chunk.epoch != claim.owner.epoch:
+            raise RefusedError(grpc.StatusCode.ABORTED, "snapshot.epoch: a new epoch starts a new stream with Hello")
+        self._snapshotting, self._wanted = True, False
+        try:
+            await claim.ledger.snapshot_chunk(claim.owner, seq=seq, chunk=chunk.chunk, last=chunk.last, held=held)
+        except SnapshotDeferredError as error:
+            return pb.PublishResponse(snapshot_deferred=pb.SnapshotDeferred(retry_after_ms=error.retry_after_ms))
+        except OutOfOrderError as error:
+            return self._want_snapshot(f"snapshot.chunk {chunk.chunk} is {error}")
+        self._metrics.keys.labels(claim.pool, "snapshot").inc(sum(map(len, held.values())))
+        if chunk.last:
+            self._snapshotting = False
+            self.seq = seq
+            self._metrics.snapshots.labels(claim.pool).inc()
+        return pb.PublishResponse(ack=pb.Ack(seq=seq, chunk=chunk.chunk))
+
+    def _want_snapshot(self, reason: str) -> pb.PublishResponse | None:
+        """Ask once; the answer is on its way until chunk 0 comes."""
+        self._snapshotting = False
+        if self._wanted:
+            return None
+        self._wanted = True
+        return pb.PublishResponse(snapshot_wanted=pb.SnapshotWanted(reason=reason))

@@ -1,0 +1,140 @@
+"""A real indexer, real publishers and a real follower, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from indexer.follower import Follower
+from indexer.layout import Part
+from indexer.server import server_options
+from indexer.service import IndexService
+from tests.support import redis_client
+from warmroute.config import IndexerConfig
+from warmroute.metrics import GatewayMetrics, IndexerMetrics, WorkerMetrics
+from warmroute.v1 import index_pb2_grpc
+from worker.events import BlockRemoved, BlockStored, CacheCleared, EngineLoad
+from worker.publisher import Identity, Publisher
+
+POOL = "a pool/with: {odd} @characters"
+
+
+@dataclass
+class Indexer:
+    service: IndexService
+    server: grpc.aio.Server
+    port: int
+    registry: CollectorRegistry
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+@asynccontextmanager
+async def running(*coroutines) -> AsyncIterator[list[asyncio.Task]]:
+    """Background tasks for the length of a block; one that fails fails the test."""
+    tasks = [asyncio.get_running_loop().create_task(coroutine) for coroutine in coroutines]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@asynccontextmanager
+async def indexer(redis_url: str, *, port: int = 0, **config) -> AsyncIterator[Indexer]:
+    registry = CollectorRegistry()
+    settings = IndexerConfig(port=port, **config)
+    async with redis_client(redis_url) as redis:
+        service = IndexService(redis, settings, IndexerMetrics(registry))
+        server = grpc.aio.server(options=server_options(settings))
+        index_pb2_grpc.add_IndexServiceServicer_to_server(service, server)
+        bound = server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        try:
+            async with running(service.run()):
+                yield Indexer(service, server, bound, registry)
+        finally:
+            await server.stop(0)
+
+
+@asynccontextmanager
+async def follower(redis_url: str, pool: str = POOL) -> AsyncIterator[Follower]:
+    async with redis_client(redis_url) as redis:
+        follower = Follower(redis, Part(pool), GatewayMetrics(CollectorRegistry()))
+        async with running(follower.run()):
+            yield follower
+
+
+def identity(worker_id: str, **changes) -> Identity:
+    facts = {
+        "pool": POOL,
+        "worker_id": worker_id,
+        "address": "127.0.0.1:8100",
+        "model": "org/model@main",
+        "engine": "test",
+        "engine_version": "0",
+        "engine_block_tokens": 16,
+        "index_block_tokens": 64,
+        "capacity_keys": 1000,
+    }
+    return Identity(**{**facts, **changes})
+
+
+@dataclass
+class Engine:
+    """An engine without a model: a cache of whole 64-token index blocks, told apart by a number."""
+
+    publisher: Publisher
+    load: EngineLoad = field(default_factory=EngineLoad)
+
+    def store(self, *path: int) -> None:
+        """Store the last index block of a path such as (1, 2, 3), whose ancestors are stored."""
+        events = []
+        for part in range(4):
+            depth = (len(path) - 1) * 4 + part
+            events.append(BlockStored(_hash(path, part), self._parent(path, depth), tokens(path[-1])[part * 16 :][:16]))
+        self.publisher.apply(events)
+
+    def remove(self, *path: int) -> None:
+        self.publisher.apply([BlockRemoved(_hash(path, part)) for part in (3, 2, 1, 0)])
+
+    def clear(self) -> None:
+        self.publisher.apply([CacheCleared()])
+
+    def _parent(self, path: tuple[int, ...], depth: int) -> bytes | None:
+        if depth == 0:
+            return None
+        return _hash(path, depth % 4 - 1) if depth % 4 else _hash(path[:-1], 3)
+
+
+def _hash(path: tuple[int, ...], part: int) -> bytes:
+    return repr((path, part)).encode()
+
+
+def tokens(number: int) -> list[int]:
+    return [number] * 64
+
+
+def engine(address: str, worker_id: str, **changes) -> Engine:
+    loads = EngineLoad()
+    publisher = Publisher(address, identity(worker_id, **changes), lambda: loads, WorkerMetrics(CollectorRegistry()))
+    return Engine(publisher, loads)
+
+
+def in_step(follower: Follower, *engines: Engine) -> bool:
+    """Whether the mirror holds exactly what these engines hold."""
+    mirror = follower.mirror
+    return set(mirror.workers) == {engine.publisher.identity.worker_id for engine in engines} and all(
+        set(mirror.held(engine.publisher.identity.worker_id, "device")) == engine.publisher.state.held("device")
+        for engine in engines
+    )

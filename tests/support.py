@@ -1,0 +1,38 @@
+"""Helpers of the tests; no fixtures here."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from redis.asyncio import Redis
+
+from warmroute.config import RedisConfig
+from warmroute.redis_client import connect
+
+
+async def eventually(condition: Callable[[], Any], *, within: float = 10.0, what: str = "") -> Any:
+    """Wait until the condition (sync or async) is truthy, and return its value; fail after `within` seconds."""
+    deadline = time.monotonic() + within
+    while True:
+        value = condition()
+        if inspect.isawaitable(value):
+            value = await value
+        if value:
+            return value
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {within} s: {what or inspect.getsource(condition).strip()}")
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def redis_client(url: str) -> AsyncIterator[Redis]:
+    client = connect(RedisConfig(url=url))
+    try:
+        yield client
+    finally:
+        await client.aclose()

@@ -1,0 +1,53 @@
+"""The admin server that every part has: /healthz, /readyz, /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+Readiness = Callable[[], tuple[bool, dict[str, Any]]]
+"""Says whether the part can do its work, and why, as JSON."""
+
+
+class AdminServer:
+    """aiohttp on a port of its own, so that probes and scrapes never share the data path's connections."""
+
+    def __init__(self, registry: CollectorRegistry, ready: Readiness) -> None:
+        self.app = web.Application()
+        self.app.router.add_get("/healthz", self._healthz)
+        self.app.router.add_get("/readyz", self._readyz)
+        self.app.router.add_get("/metrics", self._metrics)
+        self._registry = registry
+        self._ready = ready
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port (of interest when `port` is 0). Raises OSError when it cannot."""
+        self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=2.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        try:
+            await site.start()
+        except OSError:
+            await self.stop()
+            raise
+        address: tuple[str, int] = self._runner.addresses[0]
+        return address[1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        ready, details = self._ready()
+        return web.json_response({"ready": ready, **details}, status=200 if ready else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

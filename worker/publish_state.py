@@ -1,0 +1,147 @@
+"""What a worker holds, what the ledger has been told, and what is on the way: the publisher without its wire.
+
+The worker owns the truth. Changes merge into `pending` while a delta is in flight, so under load batches grow, not
+queues: memory is bounded by the cache itself. No I/O and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from worker.events import Tier
+from worker.index_blocks import Changes
+
+TIERS: Final[tuple[Tier, ...]] = ("device", "host")
+DELTA_KEYS: Final = 16_384
+CHUNK_KEYS: Final = 16_384
+
+KeysByTier = Mapping[Tier, list[int]]
+
+
+class Resume(Enum):
+    """How a stream goes on after Welcome."""
+
+    CONTINUE = "continue"
+    RESEND = "resend"
+    SNAPSHOT = "snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaToSend:
+    """The step from state `seq` - 1 to `seq`."""
+
+    seq: int
+    added: KeysByTier
+    removed: KeysByTier
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkToSend:
+    """One chunk of the snapshot that makes state `seq`."""
+
+    seq: int
+    chunk: int
+    last: bool
+    held: KeysByTier
+
+
+class PublishState:
+    """The state of one worker's publication. `seq` is the number of the state last sent."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.seq = 0
+        self.in_flight: DeltaToSend | None = None
+        self._held: dict[Tier, set[int]] = {tier: set() for tier in TIERS}
+        self._pending: dict[Tier, Changes] = {tier: Changes() for tier in TIERS}
+
+    def apply(self, tier: Tier, changes: Changes) -> None:
+        """Take net changes of the cache. Adding what is held and removing what is not are ignored."""
+        held, pending = self._held[tier], self._pending[tier]
+        for key in changes.removed:
+            if key in held:
+                held.discard(key)
+                pending.remove(key)
+        for key in changes.added:
+            if key not in held:
+                held.add(key)
+                pending.add(key)
+
+    def reset(self, epoch: int) -> None:
+        """The cache is empty and a new epoch begins: nothing of the old one will be sent any more."""
+        self.epoch = epoch
+        self.seq = 0
+        self.in_flight = None
+        for tier in TIERS:
+            self._held[tier].clear()
+            self._pending[tier] = Changes()
+
+    def resume(self, *, ledger_seq: int, snapshot_wanted: bool) -> Resume:
+        """Decide how a new stream goes on, given what the ledger holds of this epoch (0: nothing)."""
+        in_flight = self.in_flight
+        if not snapshot_wanted and ledger_seq:
+            if ledger_seq == self.seq:
+                self.in_flight = None
+                return Resume.CONTINUE
+            if in_flight is not None and ledger_seq == in_flight.seq - 1:
+                return Resume.RESEND
+        return Resume.SNAPSHOT
+
+    def next_delta(self) -> DeltaToSend | None:
+        """Start the next delta; None while one is in flight or nothing changed."""
+        if self.in_flight is not None or not self.unpublished:
+            return None
+        room = DELTA_KEYS
+        added: dict[Tier, list[int]] = {}
+        removed: dict[Tier, list[int]] = {}
+        for tier, pending in self._pending.items():
+            for side, waiting in ((removed, pending.removed), (added, pending.added)):
+                side[tier] = [waiting.pop() for _ in range(min(room, len(waiting)))]
+                room -= len(side[tier])
+        self.seq += 1
+        self.in_flight = DeltaToSend(self.seq, added, removed)
+        return self.in_flight
+
+    def acknowledged(self, seq: int) -> bool:
+        """The ledger holds state `seq`; says whether that ends the delta in flight."""
+        if self.in_flight is None or self.in_flight.seq != seq:
+            return False
+        self.in_flight = None
+        return True
+
+    def snapshot(self) -> Iterator[ChunkToSend]:
+        """Copy the held keys as the state `seq` + 1; at least one chunk. Later changes are deltas upon it."""
+        self.seq += 1
+        self.in_flight = None
+        keys = [(tier, key) for tier in TIERS for key in self._held[tier]]
+        for tier in TIERS:
+            self._pending[tier] = Changes()
+        return _chunks(self.seq, keys)
+
+    @property
+    def unpublished(self) -> int:
+        """Changes that wait for a delta."""
+        return sum(len(pending.added) + len(pending.removed) for pending in self._pending.values())
+
+    def held(self, tier: Tier) -> frozenset[int]:
+        return frozenset(self._held[tier])
+
+    def held_count(self, tier: Tier) -> int:
+        return len(self._held[tier])
+
+
+def _chunks(seq: int, keys: list[tuple[Tier, int]]) -> Iterator[ChunkToSend]:
+    count = max(1, -(-len(keys) // CHUNK_KEYS))
+    for number in range(count):
+        piece = keys[number * CHUNK_KEYS : (number + 1) * CHUNK_KEYS]
+        yield ChunkToSend(seq, number, number == count - 1, _by_tier(piece))
+
+
+def _by_tier(keys: Iterable[tuple[Tier, int]]) -> KeysByTier:
+    tiers: dict[Tier, list[int]] = {}
+    for tier, key in keys:
+        tiers.setdefault(tier, []).append(key)
+    return tiers
