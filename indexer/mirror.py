@@ -44,12 +44,14 @@ class Mirror:
 
     Memory: about 90 bytes a key and tier. Past `key_limit` distinct keys the host tier is given up (`host_indexed`
     turns False), then new device keys are left out and counted in `refused_keys`; both only ever shorten matches.
+    `worker_changes` counts changes of the workers and their facts, so that others can cache what they derive of them.
     """
 
     def __init__(self, *, key_limit: int = DEFAULT_KEY_LIMIT) -> None:
         self.key_limit = key_limit
         self.host_indexed = True
         self.refused_keys = 0
+        self.worker_changes = 0
         self._tiers: dict[Tier, Shards] = {tier: [{} for _ in range(SHARDS)] for tier in TIERS}
         self._sizes: dict[Tier, int] = dict.fromkeys(TIERS, 0)
         self._workers: dict[str, _Worker] = {}
@@ -92,6 +94,7 @@ class Mirror:
 
     def set_worker(self, worker_id: str, slot: int, facts: WorkerFacts) -> None:
         """Say which open slot holds the worker's keys (0: none); its former slot matches nothing from now on."""
+        self.worker_changes += 1
         worker = self._workers.get(worker_id)
         if worker is None:
             worker = self._workers[worker_id] = _Worker(facts, 0)
@@ -104,6 +107,7 @@ class Mirror:
             self._live |= self._bits[position]
 
     def drop_worker(self, worker_id: str) -> None:
+        self.worker_changes += 1
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
             self.retire_slot(worker.slot)

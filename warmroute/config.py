@@ -54,6 +54,9 @@ class Weights(Section):
 
     g: float = Field(3.0, ge=0, description="price of the blocks evicted to make room")
     w: float = Field(0.3, ge=0, description="price of stalling each request in flight")
+    host_price: float = Field(
+        0.25, ge=0, le=1, description="share of a host block's tokens that fetching it costs; 1: as if not cached"
+    )
 
 
 class PoolConfig(Section):
@@ -136,6 +139,31 @@ class WorkerConfig(Section):
     device: str = Field("cpu", description="PyTorch device: cpu, cuda, cuda:1 ...")
 
 
+class UpConfig(Section):
+    """Everything on this machine."""
+
+    workers: int = Field(3, ge=1, le=16, description="workers to start, one process each")
+    host: str = Field("127.0.0.1", description="address that all parts listen on")
+    port: Port = Field(8000, description="port of the gateway's OpenAI API; its admin port is the next one")
+    indexer_port: Port = Field(50051, description="gRPC port of the indexer")
+    indexer_admin_port: Port = Field(8002, description="admin port of the indexer")
+    worker_port: Port = Field(8100, description="port of the first worker's engine; the others follow")
+    worker_admin_port: Port = Field(8003, description="admin port of the first worker; the others follow")
+    redis_url: str | None = Field(None, description="Redis or Valkey to use; an embedded server when left out")
+    policy: PolicyName = Field("warm", description="routing policy")
+    start_seconds: float = Field(180.0, gt=0, description="longest wait for all parts to be ready")
+
+
+class DemoConfig(Section):
+    """One scripted conversation, routed warm and round-robin."""
+
+    workers: int = Field(3, ge=2, le=16, description="workers to start, one process each")
+    max_tokens: int = Field(32, ge=1, le=512, description="tokens of each reply")
+    pause_seconds: float = Field(1.0, ge=0, le=60, description="time the user takes to read a reply")
+    redis_url: str | None = Field(None, description="Redis or Valkey to use; an embedded server when left out")
+    start_seconds: float = Field(180.0, gt=0, description="longest wait for all parts to be ready")
+
+
 class Config(Section):
     """The whole file."""
 
@@ -143,3 +171,5 @@ class Config(Section):
     gateway: GatewayConfig = GatewayConfig()
     indexer: IndexerConfig = IndexerConfig()
     worker: WorkerConfig = WorkerConfig()
+    up: UpConfig = UpConfig()
+    demo: DemoConfig = DemoConfig()

@@ -1,0 +1,140 @@
+"""What the workers report of their load: one stream to every indexer replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from warmroute.metrics import GatewayMetrics
+from warmroute.v1 import index_pb2 as pb
+from warmroute.v1 import index_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION: Final = 1
+RESOLVE_SECONDS: Final = 10.0
+# The indexer sends something every second; a stream silent for longer is half open.
+SILENCE_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = (0.2, 5.0)
+# Reports come every 100 ms, batched every 50; one older than this says nothing about now.
+FRESH_SECONDS: Final = 2.0
+
+WorkerKey = tuple[str, str]
+"""(pool, worker_id)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One worker's load and when it was measured, in seconds of `time.monotonic`."""
+
+    waiting_tokens: int
+    running_requests: int
+    waiting_requests: int
+    kv_cache_usage: float
+    measured_at: float
+
+
+class LoadReports:
+    """The newest report of every worker. `run` is the one task; its owner cancels and watches it.
+
+    Bounded by the workers that indexers know: what a worker or its indexer leaves behind goes after `FRESH_SECONDS`.
+    """
+
+    def __init__(self, indexers: Iterable[str], pools: Iterable[str], metrics: GatewayMetrics) -> None:
+        self._indexers = tuple(indexers)
+        self._pools = tuple(pools)
+        self._metrics = metrics
+        self._reports: dict[WorkerKey, Report] = {}
+        self._streams: dict[str, asyncio.Task[None]] = {}
+
+    def get(self, pool: str, worker_id: str, now: float) -> Report | None:
+        """The worker's report; None when there is none that is fresh."""
+        report = self._reports.get((pool, worker_id))
+        return report if report is not None and now - report.measured_at <= FRESH_SECONDS else None
+
+    async def run(self) -> None:
+        """Keep one stream to every address that the indexers' names resolve to."""
+        try:
+            while True:
+                addresses = await self._resolve()
+                for address in self._streams.keys() - addresses:
+                    self._streams.pop(address).cancel()
+                for address in addresses - self._streams.keys():
+                    self._streams[address] = asyncio.get_running_loop().create_task(self._follow(address))
+                for task in self._streams.values():
+                    if task.done():
+                        task.result()
+                self._forget_old()
+                await asyncio.sleep(RESOLVE_SECONDS)
+        finally:
+            for task in self._streams.values():
+                task.cancel()
+            await asyncio.gather(*self._streams.values(), return_exceptions=True)
+
+    async def _resolve(self) -> set[str]:
+        """All addresses behind the configured names; a name that does not resolve now keeps what it had."""
+        addresses: set[str] = set()
+        loop = asyncio.get_running_loop()
+        for indexer in self._indexers:
+            host, _, port = indexer.rpartition(":")
+            try:
+                async with asyncio.timeout(RESOLVE_SECONDS):
+                    found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+            except (OSError, TimeoutError) as error:
+                logger.warning("gateway.indexers: %s does not resolve: %s", indexer, error)
+                addresses |= self._streams.keys()
+                continue
+            for family, _, _, _, sockaddr in found:
+                host = str(sockaddr[0])
+                addresses.add(f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}")
+        return addresses
+
+    async def _follow(self, address: str) -> None:
+        delay = RETRY_SECONDS[0]
+        while True:
+            try:
+                async with grpc.aio.insecure_channel(address) as channel:
+                    request = pb.LoadsRequest(format_version=FORMAT_VERSION, pools=self._pools)
+                    stream = index_pb2_grpc.IndexServiceStub(channel).Loads(request)
+                    with self._metrics.load_streams.track_inprogress():
+                        while True:
+                            async with asyncio.timeout(SILENCE_SECONDS):
+                                response = await stream.read()
+                            if not isinstance(response, pb.LoadsResponse):
+                                break
+                            delay = RETRY_SECONDS[0]
+                            self._take(response)
+            except (grpc.aio.AioRpcError, TimeoutError) as error:
+                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "silent"
+                logger.debug("load stream to %s ended: %s", address, reason)
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(delay * 2, RETRY_SECONDS[1])
+
+    def _take(self, response: pb.LoadsResponse) -> None:
+        now = time.monotonic()
+        for item in response.loads:
+            load = item.load
+            self._reports[item.pool, item.worker_id] = Report(
+                waiting_tokens=load.waiting_tokens,
+                running_requests=load.running_requests,
+                waiting_requests=load.waiting_requests,
+                kv_cache_usage=load.kv_cache_usage,
+                measured_at=now - item.age_ms / 1000,
+            )
+        for worker in response.gone:
+            with suppress(KeyError):
+                del self._reports[worker.pool, worker.worker_id]
+
+    def _forget_old(self) -> None:
+        now = time.monotonic()
+        for worker in [key for key, report in self._reports.items() if now - report.measured_at > FRESH_SECONDS]:
+            del self._reports[worker]

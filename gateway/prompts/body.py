@@ -1,0 +1,124 @@
+"""What routing needs of a request's body. The body itself passes through untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+MEDIA_PARTS = frozenset({"image_url", "input_audio", "video_url", "audio_url", "file", "image", "audio", "video"})
+
+
+class BadRequestError(Exception):
+    """The request can be served by no worker; `param` names the field."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """The parts of a chat that make its prompt."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedBody:
+    """One request. `prompt` is a chat, a text, token ids, or a reason why it cannot be keyed (`Unkeyed`)."""
+
+    model: str
+    salt: str
+    prompt: Chat | str | tuple[int, ...] | Unkeyed
+
+
+@dataclass(frozen=True, slots=True)
+class Unkeyed:
+    """Why a prompt has no keys: the request is routed by load and the engine judges the rest."""
+
+    reason: str
+
+
+def parse_body(body: bytes, *, chat: bool) -> RoutedBody:
+    """Read the fields that matter to routing.
+
+    Raises BadRequestError where no worker could serve the request: not JSON, not an object, no usable model name.
+    Anything else that is odd is left to the engine to refuse, in its own words.
+    """
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError(f"the request body is not valid JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise BadRequestError("the request body must be a JSON object")
+    model = fields.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadRequestError("'model' must be the name of a model, as a string", param="model")
+    salt = fields.get("cache_salt")
+    prompt = _chat(fields) if chat else _completion(fields)
+    if salt is not None and not isinstance(salt, str):
+        prompt, salt = Unkeyed("malformed"), None
+    return RoutedBody(model, salt or "", prompt)
+
+
+def _chat(fields: Mapping[str, Any]) -> Chat | Unkeyed:
+    messages, tools = fields.get("messages"), fields.get("tools")
+    variables = fields.get("chat_template_kwargs") or {}
+    if not (
+        isinstance(messages, list)
+        and messages
+        and all(isinstance(message, dict) for message in messages)
+        and (tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)))
+        and isinstance(variables, dict)
+    ):
+        return Unkeyed("malformed")
+    reserved = variables.keys() & {"messages", "tools", "add_generation_prompt"}
+    if fields.get("chat_template") is not None or fields.get("continue_final_message") or reserved:
+        return Unkeyed("template")
+    texts: list[Mapping[str, Any]] = []
+    for message in messages:
+        text = _text_message(message)
+        if isinstance(text, Unkeyed):
+            return text
+        texts.append(text)
+    generation = fields.get("add_generation_prompt", True)
+    return Chat(texts, tools or None, generation is not False, variables)
+
+
+def _text_message(message: Mapping[str, Any]) -> Mapping[str, Any] | Unkeyed:
+    """The message with its text parts joined, as engines hand them to templates that take strings."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    if not isinstance(content, list):
+        return Unkeyed("malformed")
+    texts: list[str] = []
+    for part in content:
+        if not isinstance(part, dict):
+            return Unkeyed("malformed")
+        if part.get("type") in MEDIA_PARTS:
+            return Unkeyed("media")
+        text = part.get("text")
+        if not isinstance(text, str):
+            return Unkeyed("malformed")
+        texts.append(text)
+    return {**message, "content": "\n".join(texts)}
+
+
+def _completion(fields: Mapping[str, Any]) -> str | tuple[int, ...] | Unkeyed:
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and prompt:
+        if all(type(token) is int and 0 <= token < 1 << 32 for token in prompt):
+            return tuple(prompt)
+        if len(prompt) == 1 and isinstance(prompt[0], str):
+            return prompt[0]
+        return Unkeyed("several_prompts" if all(isinstance(item, str | list) for item in prompt) else "malformed")
+    return Unkeyed("malformed")

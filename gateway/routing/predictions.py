@@ -1,0 +1,106 @@
+"""Predicted entries: blocks that a worker will hold because a prompt was just routed to it.
+
+They bridge the time until the engine reports the blocks, so that a burst of requests with one new prefix stays
+together. They stand beside the confirmed index and are never mixed into it. The clock is an argument.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from itertools import count
+from typing import Final
+
+AFTER_FIRST_BYTE_SECONDS: Final = 2.0
+DEFAULT_KEY_LIMIT: Final = 500_000
+
+
+class Prediction:
+    """The keys that one routed prompt will leave on one worker."""
+
+    __slots__ = ("keys", "live", "worker")
+
+    def __init__(self, worker: str, keys: Sequence[int]) -> None:
+        self.worker = worker
+        self.keys = keys
+        self.live = True
+
+
+class Predictions:
+    """All live predictions of a pool. At most `key_limit` keys; past it the oldest predictions go first."""
+
+    def __init__(self, *, key_limit: int = DEFAULT_KEY_LIMIT) -> None:
+        self.key_limit = key_limit
+        self._holders: dict[int, dict[str, int]] = {}
+        # In order of prediction; ended ones are dropped when they come to the front.
+        self._order: dict[int, Prediction] = {}
+        self._numbers: dict[Prediction, int] = {}
+        self._expiry: list[tuple[float, int]] = []
+        self._count = count()
+        self._keys = 0
+
+    @property
+    def keys(self) -> int:
+        """Keys of all live predictions, repeats included."""
+        return self._keys
+
+    def predict(self, worker: str, keys: Sequence[int]) -> Prediction:
+        """Expect these keys on the worker until `first_byte` plus two seconds, or `withdraw`."""
+        prediction = Prediction(worker, keys)
+        number = next(self._count)
+        self._order[number] = prediction
+        self._numbers[prediction] = number
+        self._keys += len(keys)
+        for key in keys:
+            holders = self._holders.setdefault(key, {})
+            holders[worker] = holders.get(worker, 0) + 1
+        while self._keys > self.key_limit:
+            self.withdraw(next(iter(self._order.values())))
+        return prediction
+
+    def first_byte(self, prediction: Prediction, now: float) -> None:
+        """The blocks are computed: the engine's own report is due within two seconds of `now`."""
+        number = self._numbers.get(prediction)
+        if number is not None:
+            heapq.heappush(self._expiry, (now + AFTER_FIRST_BYTE_SECONDS, number))
+
+    def withdraw(self, prediction: Prediction) -> None:
+        """The request failed or the time is over: expect nothing more."""
+        number = self._numbers.pop(prediction, None)
+        if number is None:
+            return
+        del self._order[number]
+        prediction.live = False
+        self._keys -= len(prediction.keys)
+        worker = prediction.worker
+        for key in prediction.keys:
+            holders = self._holders[key]
+            if holders[worker] > 1:
+                holders[worker] -= 1
+            elif len(holders) > 1:
+                del holders[worker]
+            else:
+                del self._holders[key]
+
+    def expire(self, now: float) -> None:
+        """Withdraw what is past its time."""
+        while self._expiry and self._expiry[0][0] <= now:
+            _, number = heapq.heappop(self._expiry)
+            prediction = self._order.get(number)
+            if prediction is not None:
+                self.withdraw(prediction)
+
+    def match(self, keys: Sequence[int]) -> dict[str, int]:
+        """For every worker that is expected to hold at least the first block: how many leading blocks."""
+        depths: dict[str, int] = {}
+        alive: set[str] | None = None
+        for depth, key in enumerate(keys, start=1):
+            holders = self._holders.get(key)
+            if not holders:
+                break
+            alive = set(holders) if alive is None else alive & holders.keys()
+            if not alive:
+                break
+            for worker in alive:
+                depths[worker] = depth
+        return depths

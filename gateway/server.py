@@ -1,0 +1,162 @@
+"""The gateway as a process: pools, their mirrors and workers, the public port, the admin port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
+
+from gateway.app import App, Pool
+from gateway.discovery.kubernetes import KubernetesDiscovery
+from gateway.discovery.static import static_targets
+from gateway.discovery.targets import Target
+from gateway.entrypoint.server import Server
+from gateway.entrypoint.upstream import UpstreamPool
+from gateway.health import HealthChecks
+from gateway.loads import LoadReports
+from gateway.prompts.keyer import PromptKeyer, TokenizerError
+from gateway.routing.assignment import Outcome
+from gateway.routing.router import PoolRouter
+from gateway.routing.workers import State, Worker
+from indexer.follower import Follower
+from indexer.layout import Part
+from warmroute.admin import AdminServer
+from warmroute.config import GatewayConfig, PoolConfig, RedisConfig
+from warmroute.lifecycle import StartupError, cannot_listen, until_signal
+from warmroute.metrics import GatewayMetrics
+from warmroute.redis_client import connect
+
+logger = logging.getLogger(__name__)
+
+GAUGES_SECONDS = 1.0
+
+
+class Gateway:
+    """Owns everything of one gateway process."""
+
+    def __init__(self, config: GatewayConfig, redis: Redis) -> None:
+        self.config = config
+        self.registry = CollectorRegistry()
+        self.metrics = GatewayMetrics(self.registry)
+        self.draining = False
+        self._reports = LoadReports(config.indexers, [pool.name for pool in config.pools], self.metrics)
+        self.pools: dict[str, Pool] = {}
+        for pool in config.pools:
+            if pool.model in self.pools:
+                raise StartupError(f"gateway.pools: two pools serve the model {pool.model!r}; give each its own name")
+            self.pools[pool.model] = self._pool(pool, redis)
+        self.upstreams = UpstreamPool(config)
+        self.server = Server(App(config, self.pools, self.upstreams, self.metrics), config)
+        self.health = HealthChecks(self._workers)
+        self.admin = AdminServer(self.registry, self.readiness)
+        self._discoveries: list[KubernetesDiscovery] = []
+
+    def _pool(self, config: PoolConfig, redis: Redis) -> Pool:
+        follower = Follower(redis, Part(config.name), self.metrics)
+        router = PoolRouter(config, follower, self._reports, self.metrics, clock=time.monotonic)
+        keyer: PromptKeyer | None = None
+        if config.model_path is None:
+            logger.warning("pool %s has no model_path: its requests are routed by load", config.name)
+        else:
+            try:
+                keyer = PromptKeyer.from_folder(config.model_path, budget_seconds=self.config.prompt_budget_seconds)
+            except TokenizerError as error:
+                raise StartupError(f"gateway.pools.{config.name}.model_path: {error}") from error
+            router.use_tokenizer(keyer.tokenizer.digest)
+        return Pool(router, keyer)
+
+    def _workers(self) -> list[Worker]:
+        return [worker for pool in self.pools.values() for worker in pool.router.workers.all]
+
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """Everything that runs in the background; whoever runs them notices when one ends."""
+        tasks: list[Coroutine[Any, Any, None]] = [self._reports.run(), self.health.run(), self._gauges()]
+        for pool in self.pools.values():
+            config = pool.router.config
+            tasks.append(pool.router.follower.run())
+            take_targets = partial(self._take_targets, pool.router)
+            take_targets(static_targets(config.workers))
+            if config.kubernetes is not None:
+                discovery = KubernetesDiscovery(config.kubernetes, take_targets)
+                self._discoveries.append(discovery)
+                tasks.append(discovery.run())
+        return tasks
+
+    def _take_targets(self, router: PoolRouter, targets: tuple[Target, ...]) -> None:
+        static = static_targets(router.config.workers)
+        names = {target.uid for target in targets}
+        gone = router.workers.set_targets([*targets, *(target for target in static if target.uid not in names)])
+        for worker in gone:
+            logger.info("worker %s of pool %s is gone", worker.name, router.config.name)
+            for outcome in Outcome:
+                with suppress(KeyError):
+                    self.metrics.worker_requests.remove(router.config.name, worker.name, outcome.value)
+
+    async def _gauges(self) -> None:
+        while True:
+            self.metrics.in_flight_requests.clear()
+            self.metrics.pending_tokens.clear()
+            for pool in self.pools.values():
+                pool.router.publish_gauges()
+            await asyncio.sleep(GAUGES_SECONDS)
+
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Ready while a worker is: a gateway that has lost its index still routes, and says so."""
+        now = time.monotonic()
+        pools = {}
+        for pool in self.pools.values():
+            router = pool.router
+            ready = sum(worker.state(now) is State.READY for worker in router.workers.all)
+            pools[pool.name] = {
+                "ready_workers": ready,
+                "workers": len(router.workers),
+                "index": "connected" if router.follower.connected else "out of reach",
+                "keyed": router.key_space() is not None and pool.keyer is not None,
+            }
+        serving = any(pool["ready_workers"] for pool in pools.values())
+        synced = all(discovery.synced for discovery in self._discoveries)
+        return serving and synced and not self.draining, {"draining": self.draining, "pools": pools}
+
+    async def stop(self) -> None:
+        await self.server.drain(0)
+        await self.upstreams.close()
+        await self.admin.stop()
+        for pool in self.pools.values():
+            if pool.keyer is not None:
+                pool.keyer.close()
+
+
+async def serve(config: GatewayConfig, redis_config: RedisConfig) -> None:
+    """Run until SIGINT or SIGTERM, then drain. Raises StartupError."""
+    if not config.pools:
+        raise StartupError("gateway.pools: at least one pool is needed, with its model and workers")
+    redis = connect(redis_config)
+    try:
+        gateway = Gateway(config, redis)
+        try:
+            try:
+                await gateway.admin.start(config.admin_host, config.admin_port)
+            except OSError as error:
+                raise cannot_listen("gateway.admin_port", config.admin_host, config.admin_port, error) from error
+            try:
+                await gateway.server.start()
+            except OSError as error:
+                raise cannot_listen("gateway.port", config.host, config.port, error) from error
+            await until_signal(*gateway.tasks(), before_end=partial(_drain, gateway))
+        finally:
+            await gateway.stop()
+    finally:
+        await redis.aclose()
+
+
+async def _drain(gateway: Gateway) -> None:
+    """Readiness fails first, then streams finish within the grace."""
+    gateway.draining = True
+    await gateway.server.drain()

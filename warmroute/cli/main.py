@@ -1,0 +1,155 @@
+"""The command `warmroute`: one subcommand a part, and two that run them all on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+import warmroute
+from warmroute.cli.children import end_with_parent
+from warmroute.cli.settings import ConfigError, add_flags, load
+from warmroute.config import Config
+from warmroute.lifecycle import StartupError
+
+# 0: done; 1: it failed while running; 2: it was called or configured wrongly, or cannot start.
+FAILED, MISUSED = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand. `run` returns the exit code; parts are imported only when they run."""
+
+    name: str
+    help: str
+    example: str
+    shared: tuple[str, ...]
+    run: Callable[[Config, argparse.Namespace], int]
+
+
+def _gateway(config: Config, _: argparse.Namespace) -> int:
+    from gateway.server import serve
+
+    return _run_part(serve(config.gateway, config.redis))
+
+
+def _indexer(config: Config, _: argparse.Namespace) -> int:
+    from indexer.server import serve
+
+    return _run_part(serve(config.indexer, config.redis))
+
+
+def _worker(config: Config, _: argparse.Namespace) -> int:
+    # Spinning OpenMP threads starve the engine's neighbours on the same cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.worker.threads))
+    try:
+        from worker.app import serve
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            f"the built-in engine needs the package {error.name}: pip install 'warmroute[engine]'"
+        ) from error
+
+    return _run_part(serve(config.worker))
+
+
+def _up(config: Config, _: argparse.Namespace) -> int:
+    from warmroute.cli.up import run
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return run(config.up)
+
+
+def _demo(config: Config, arguments: argparse.Namespace) -> int:
+    from warmroute.cli.demo import run
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return run(config.demo, as_json=arguments.json)
+
+
+COMMANDS = (
+    Command("up", "run everything on this machine until Ctrl-C", "warmroute up --workers 2 --port 9000", (), _up),
+    Command(
+        "demo", "hold one scripted conversation, warm and round-robin, and compare", "warmroute demo --json", (), _demo
+    ),
+    Command("gateway", "route requests to workers", "warmroute gateway --config warmroute.yaml", ("redis",), _gateway),
+    Command(
+        "indexer",
+        "collect what workers hold into Redis",
+        "warmroute indexer --redis-url redis://redis:6379/0",
+        ("redis",),
+        _indexer,
+    ),
+    Command(
+        "worker",
+        "serve a model with the built-in engine",
+        "warmroute worker --model-path ./llama --model my-llama --indexer indexer:50051",
+        (),
+        _worker,
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, configure, run; errors are lines on stderr, never tracebacks."""
+    arguments = _parser().parse_args(argv)
+    command: Command = arguments.command
+    logging.basicConfig(
+        level=arguments.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        config = load(arguments, os.environ, command.name, *command.shared)
+        return command.run(config, arguments)
+    except (ConfigError, StartupError) as error:
+        print(f"warmroute {command.name}: {error}", file=sys.stderr)
+        return MISUSED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="warmroute",
+        description="Prefix-cache-aware routing gateway for LLM inference.",
+        epilog="Every flag is also an environment variable and a place in the YAML file; see warmroute COMMAND --help.",
+    )
+    parser.add_argument("--version", action="version", version=f"warmroute {warmroute.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        subparser = commands.add_parser(
+            command.name,
+            help=command.help,
+            description=f"{command.help[0].upper()}{command.help[1:]}.",
+            epilog=f"Example: {command.example}",
+        )
+        subparser.set_defaults(command=command)
+        subparser.add_argument(
+            "--log-level", default="info", choices=["debug", "info", "warning", "error"], help="least level logged"
+        )
+        if command.name == "demo":
+            subparser.add_argument("--json", action="store_true", help="print the figures as JSON in the last line")
+        add_flags(subparser, command.name, *command.shared)
+    return parser
+
+
+def _run_part(part: Coroutine[Any, Any, None]) -> int:
+    end_with_parent()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(part)
+        except StartupError:
+            raise
+        except Exception:
+            logging.getLogger("warmroute").exception("it failed")
+            return FAILED
+    return 0

