@@ -1,0 +1,108 @@
+"""One rule for flags, environment and file; every refusal names field, value, origin and remedy."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from warmroute.cli.settings import ConfigError, add_flags, load
+from warmroute.config import Config, StaticWorker
+
+
+def configure(*argv: str, environment: dict[str, str] | None = None, section: str = "gateway") -> Config:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, section, "redis")
+    return load(parser.parse_args(argv), environment or {}, section, "redis")
+
+
+def refused(*argv: str, environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        configure(*argv, environment=environment)
+    return str(caught.value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "warmroute.yaml"
+    path.write_text(
+        "redis: {url: 'redis://file:6379/0'}\n"
+        "gateway:\n"
+        "  port: 1\n"
+        "  admin_port: 2\n"
+        "  attempts: 4\n"
+        "  pools:\n"
+        "    - {name: p, model: m, workers: [{address: '127.0.0.1:8100'}]}\n"
+        "indexer: {port: 3}\n"
+    )
+    return path
+
+
+def test_flags_win_over_environment_over_file_over_defaults(file: Path) -> None:
+    environment = {
+        "WARMROUTE_GATEWAY_PORT": "10",
+        "WARMROUTE_GATEWAY_ADMIN_PORT": "20",
+        "WARMROUTE_REDIS_URL": "redis://env",
+    }
+    config = configure("--config", str(file), "--port", "100", environment=environment)
+    assert (config.gateway.port, config.gateway.admin_port, config.gateway.attempts) == (100, 20, 4)
+    assert config.gateway.host == "127.0.0.1"
+    assert config.redis.url == "redis://env"
+    assert config.gateway.pools[0].workers == (StaticWorker(address="127.0.0.1:8100"),)
+    assert config.indexer.port == 3
+
+
+def test_lists_and_mappings_are_yaml_in_flags_too() -> None:
+    config = configure("--indexers", "[a:1, b:2]", "--pools", '[{"model": "m", "weights": {"w": 0.5}}]')
+    assert config.gateway.indexers == ("a:1", "b:2")
+    assert config.gateway.pools[0].weights.w == 0.5
+
+
+def test_text_is_taken_as_it_is_and_null_unsets() -> None:
+    config = configure("--indexer", "null", "--model", "on", "--worker-id", "123", section="worker")
+    assert config.worker.model == "on"
+    assert config.worker.worker_id == "123"
+    assert configure("--advertise-address", "null", section="worker").worker.advertise_address is None
+
+
+def test_a_wrong_value_names_field_value_origin_and_meaning() -> None:
+    message = refused(environment={"WARMROUTE_GATEWAY_PORT": "tcp://10.0.0.1:80"})
+    assert "gateway.port: 'tcp://10.0.0.1:80' (from WARMROUTE_GATEWAY_PORT) is refused" in message
+    assert "port of the OpenAI API" in message
+    assert "gateway.attempts: 0 (from --attempts)" in refused("--attempts", "0")
+
+
+def test_an_unknown_field_names_the_known_ones(file: Path) -> None:
+    file.write_text("gateway: {prot: 8000}\n")
+    message = refused("--config", str(file))
+    assert "gateway.prot" in message
+    assert str(file) in message
+    assert "port" in message
+    file.write_text("gateway: {pools: [{model: m, polcy: warm}]}\n")
+    message = refused("--config", str(file))
+    assert "gateway.pools.0.polcy" in message
+    assert "policy" in message
+
+
+def test_a_missing_field_is_named(file: Path) -> None:
+    file.write_text("gateway: {pools: [{name: p}]}\n")
+    assert "gateway.pools.0.model is missing" in refused("--config", str(file))
+
+
+@pytest.mark.parametrize("content", ["[1]", "gateway: 7", "a: b: c", "\x00"])
+def test_files_that_are_no_settings(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    assert str(path) in refused("--config", str(path))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert "cannot be read" in refused("--config", str(tmp_path / "none.yaml"))
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:port", "http://host:1", "user@host:1", "a b:1"])
+def test_worker_addresses_are_host_and_port(address: str) -> None:
+    assert "gateway.pools.0.workers.0.address" in refused(
+        "--pools", f'[{{"model": "m", "workers": [{{"address": "{address}"}}]}}]'
+    )
