@@ -1,0 +1,265 @@
+"""One attempt to have one worker answer one request: a state machine that the network drives.
+
+    CONNECTING --connected--> WAITING --first byte--> STREAMING --end of the reply--> ENDED
+
+Every state also leads to ENDED: by a failure (in STREAMING the reply breaks off, before it another worker may be
+tried) and by the client's leaving. The bytes of a reply go through in callbacks, without a task or timer a chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from enum import Enum
+
+from gateway.entrypoint.errors import error_body
+from gateway.entrypoint.forwarding import reply_headers
+from gateway.entrypoint.reply import Reply
+from gateway.entrypoint.sse import FirstDataLine, error_event, is_event_stream
+from gateway.entrypoint.upstream import UpstreamPool
+from gateway.entrypoint.upstream_connection import Failure, ReplyHead, UpstreamConnection
+from gateway.entrypoint.watch import NEVER
+from gateway.routing.assignment import Assignment, Outcome
+from warmroute.config import GatewayConfig
+
+HELD_LIMIT_BYTES = 65_536
+"""Most bytes of a reply held back: comments before the first event (then they go out as they are), or the body of
+a refusal that another worker's reply may replace (then only its status is kept)."""
+TAIL_BYTES = 8_192
+RETRIED_STATUSES = frozenset({502, 503, 504})
+"""A worker that says this has not begun with the request, or not finished it."""
+
+
+class Phase(Enum):
+    """Where an attempt is."""
+
+    CONNECTING = "connecting"
+    WAITING = "waiting"
+    """The request is sent; nothing of the reply has been shown to the client, neither its head."""
+    STREAMING = "streaming"
+    ENDED = "ended"
+
+
+class Exchange:
+    """One attempt. `run` it once, then read what became of it. Listener of its worker, source of its client."""
+
+    def __init__(
+        self,
+        head: bytes,
+        body: bytes,
+        reply: Reply,
+        assignment: Assignment,
+        upstreams: UpstreamPool,
+        limits: GatewayConfig,
+    ) -> None:
+        """`head` and `body` are the request as the worker gets it."""
+        self._request_head = head
+        self._request_body = body
+        self._reply = reply
+        self._assignment = assignment
+        self._upstreams = upstreams
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._head_only = head.startswith(b"HEAD ")
+        self._upstream: UpstreamConnection | None = None
+        self._connecting: asyncio.Task[UpstreamConnection] | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._scanner: FirstDataLine | None = None
+        self._stale = False
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
+        self.phase = Phase.CONNECTING
+        self.outcome = Outcome.CLIENT_GONE
+        """How the attempt ended; until it has, what it would be if the gateway stopped it."""
+        self.failure: Failure | None = None
+        """Why it failed, if not by a reply."""
+        self.head: ReplyHead | None = None
+        """The reply's head."""
+        self.refusal: bytes | None = None
+        """The body of a reply in RETRIED_STATUSES, not shown to the client; None when there is none or it was long."""
+        self.first_byte_at: float | None = None
+        self.event_stream = False
+        self.content_encoding: bytes | None = None
+
+    @property
+    def tail(self) -> bytes:
+        """The last bytes of the reply's body, at most TAIL_BYTES."""
+        return b"".join(self._tail)[-TAIL_BYTES:]
+
+    async def run(self) -> Outcome:
+        """Try the worker. Raises only CancelledError; leaves nothing of the attempt behind, however it ends."""
+        self._reply.on_closed = self._client_left
+        try:
+            connection = self._upstreams.take(self._assignment.host, self._assignment.port)
+            if connection is not None:
+                await self._carry(connection)
+            if connection is None or self._stale:
+                connection = await self._connect()
+                if connection is not None:
+                    await self._carry(connection)
+        finally:
+            self.phase = Phase.ENDED
+            self._reply.on_closed = None
+            self._reply.detach()
+            self._abort_upstream()
+        return self.outcome
+
+    async def _connect(self) -> UpstreamConnection | None:
+        self.phase = Phase.CONNECTING
+        self._connecting = self._loop.create_task(self._upstreams.connect(self._assignment.host, self._assignment.port))
+        try:
+            return await self._connecting
+        except TimeoutError:
+            self.failure = Failure.TIMEOUT
+            self.outcome = Outcome.UNREACHABLE
+        except (OSError, UnicodeError):  # UnicodeError: a host that is no name
+            self.failure = Failure.REFUSED
+            self.outcome = Outcome.UNREACHABLE
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._reply.closed or (task is not None and task.cancelling()):
+                raise
+        return None
+
+    async def _carry(self, connection: UpstreamConnection) -> None:
+        if self._reply.closed:
+            connection.abort()
+            return
+        self.phase = Phase.WAITING
+        self.failure = None
+        self._stale = False
+        self._ended = self._loop.create_future()
+        if not connection.usable:  # lost again before this task had its turn
+            self.failed(Failure.BROKEN, stale=False)
+            return
+        self._upstream = connection
+        connection.deadline = self._loop.time() + self._limits.first_byte_seconds
+        connection.send(self._request_head, self._request_body, self, head_only=self._head_only)
+        await self._ended
+
+    def received(self, head: ReplyHead, data: bytes, last: bool) -> None:
+        if last:
+            self._upstream = None  # it is the pool's again
+        if self.phase is Phase.WAITING:
+            self._wait(head, data, last)
+            return
+        self._remember(data)
+        if self._upstream is not None:
+            self._upstream.deadline = self._loop.time() + self._limits.stream_idle_seconds
+        self._reply.write(data)
+        if last:
+            self._complete(head)
+
+    def failed(self, failure: Failure, stale: bool) -> None:
+        self._upstream = None
+        self.failure = failure
+        if self.phase is Phase.WAITING:
+            self._stale = stale
+            self._end(Outcome.UNREACHABLE)
+        else:
+            self._break_off()
+            self._end(Outcome.BROKEN)
+
+    def pause_reading(self) -> None:
+        if self._upstream is not None:
+            self._upstream.deadline = NEVER  # the client's connection has a deadline for taking bytes
+            self._upstream.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._upstream is not None:
+            self._upstream.deadline = self._loop.time() + self._limits.stream_idle_seconds
+            self._upstream.resume_reading()
+
+    def _client_left(self) -> None:
+        if self.phase is Phase.CONNECTING and self._connecting is not None:
+            self._connecting.cancel()
+        self._abort_upstream()
+        self._end(Outcome.CLIENT_GONE)
+
+    def _abort_upstream(self) -> None:
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+
+    def _wait(self, head: ReplyHead, data: bytes, last: bool) -> None:
+        """Hold the reply back until its first byte; keep a refusal from the client."""
+        if self.head is None:
+            self._inspect(head)
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if head.status in RETRIED_STATUSES:
+            if last:
+                self.refusal = b"".join(self._held)
+                self._end(Outcome.SERVER_ERROR)
+            elif self._held_bytes > HELD_LIMIT_BYTES:
+                self._abort_upstream()
+                self._end(Outcome.SERVER_ERROR)
+        elif last or self._has_first_byte(data):
+            self.first_byte_at = self._loop.time()
+            self._assignment.first_byte()
+            body = b"".join(self._held)
+            self._held.clear()
+            self._remember(body)
+            self._show(head, body, last)
+
+    def _inspect(self, head: ReplyHead) -> None:
+        self.head = head
+        self.content_encoding = head.header(b"content-encoding")
+        self.event_stream = is_event_stream(head.header(b"content-type"))
+        if self.event_stream and self._plain:
+            self._scanner = FirstDataLine()
+
+    @property
+    def _plain(self) -> bool:
+        return self.content_encoding is None or self.content_encoding.lower() == b"identity"
+
+    def _has_first_byte(self, data: bytes) -> bool:
+        if self._scanner is None:
+            return bool(data)
+        return self._scanner.feed(data) or self._held_bytes > HELD_LIMIT_BYTES
+
+    def _show(self, head: ReplyHead, body: bytes, last: bool) -> None:
+        """Begin the client's reply."""
+        headers = reply_headers(head, self._assignment.reply_headers)
+        if last and not self._head_only:
+            self._reply.send(head.status, headers, body)
+            self._complete(head)
+            return
+        self.phase = Phase.STREAMING
+        if self._upstream is not None:
+            self._upstream.deadline = self._loop.time() + self._limits.stream_idle_seconds
+            self._reply.attach(self)
+        self._reply.start(head.status, headers, head.length, body)
+        if last:
+            self._complete(head)
+
+    def _complete(self, head: ReplyHead) -> None:
+        self._reply.finish()
+        self._end(Outcome.SERVER_ERROR if head.status >= 500 else Outcome.COMPLETED)
+
+    def _break_off(self) -> None:
+        """Tell the client that its reply will not be whole: by an event where it reads events, else by the cut."""
+        self._reply.detach()
+        if self.event_stream and self._plain and self.head is not None and self.head.length is None:
+            error = error_body(
+                502, "the worker stopped in the middle of its reply; send the request again", code="worker_lost"
+            )
+            self._reply.write(error_event(error, self.tail))
+            self._reply.keep_alive = False
+            self._reply.finish()
+        else:
+            self._reply.abort()
+
+    def _end(self, outcome: Outcome) -> None:
+        self.phase = Phase.ENDED
+        self.outcome = outcome
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _remember(self, data: bytes) -> None:
+        self._tail.append(data)
+        self._tail_bytes += len(data)
+        while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:
+            self._tail_bytes -= len(self._tail.popleft())

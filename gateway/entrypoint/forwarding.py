@@ -1,0 +1,51 @@
+"""What of a message's head passes through the gateway; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.entrypoint.http import Header, Request, end_to_end, render_headers
+from gateway.entrypoint.upstream_connection import ReplyHead
+
+_REPLACED = frozenset(
+    {
+        b"authorization",  # the client's credentials are for the gateway, never for an engine
+        b"x-api-key",
+        b"content-length",
+        b"expect",  # the gateway has answered it and holds the whole body
+        b"host",
+        b"x-forwarded-for",
+        b"x-forwarded-proto",
+        b"x-request-id",
+    }
+)
+_REPLY_REPLACED = frozenset({b"content-length", b"x-request-id"})
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+
+
+def request_head(request: Request, host: str, port: int, body_bytes: int) -> bytes:
+    """The head of `request` as it goes to the worker at host:port, with a body of `body_bytes` bytes."""
+    forwarded = [value for name, value in request.headers if name == b"x-forwarded-for"]
+    if request.client:
+        forwarded.append(request.client.encode("ascii"))
+    headers = end_to_end(request.headers, _REPLACED)
+    headers.append((b"x-forwarded-proto", request.header(b"x-forwarded-proto") or b"http"))
+    headers.append((b"x-request-id", request.request_id.encode("ascii")))
+    if forwarded:
+        headers.append((b"x-forwarded-for", b", ".join(forwarded)))
+    if body_bytes or request.method in _WITH_BODY:
+        headers.append((b"content-length", b"%d" % body_bytes))
+    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
+        request.method.encode("ascii"),
+        request.target,
+        authority.encode("ascii"),
+        render_headers(headers),
+    )
+
+
+def reply_headers(head: ReplyHead, added: Iterable[Header]) -> list[Header]:
+    """The headers of a worker's reply as they go to the client, without framing, with those of the gateway."""
+    headers = end_to_end(head.headers, _REPLY_REPLACED)
+    headers.extend(added)
+    return headers
