@@ -70,6 +70,8 @@ class IndexBlocks:
         self.orphaned = 0
         self.skipped = 0
         self._nodes: dict[bytes, _Node] = {}
+        # Engine blocks larger than an index block can differ at their end only, and then share keys.
+        self._holders: dict[int, int] = {}
         self._index_bytes = index_block_tokens * TOKEN_BYTES
 
     def apply(self, events: Iterable[CacheEvent], changes: Changes) -> bool:
@@ -88,6 +90,7 @@ class IndexBlocks:
                     self._removed(event, changes)
                 case CacheCleared():
                     self._nodes.clear()
+                    self._holders.clear()
                     changes.added.clear()
                     changes.removed.clear()
                     cleared = True
@@ -116,7 +119,9 @@ class IndexBlocks:
         node.copies += 1
         if node.copies == 1:
             for key in self._keys_through(node):
-                changes.add(key)
+                holders = self._holders[key] = self._holders.get(key, 0) + 1
+                if holders == 1:
+                    changes.add(key)
 
     def _removed(self, event: BlockRemoved, changes: Changes) -> None:
         node = self._nodes.get(event.block_hash)
@@ -125,7 +130,10 @@ class IndexBlocks:
             return
         if node.copies == 1:
             for key in self._keys_through(node):
-                changes.remove(key)
+                self._holders[key] -= 1
+                if not self._holders[key]:
+                    del self._holders[key]
+                    changes.remove(key)
         node.copies -= 1
         while node is not None and node.copies == 0 and not node.children:
             del self._nodes[node.block_hash]

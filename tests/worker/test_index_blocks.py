@@ -85,6 +85,17 @@ def test_clear_forgets_everything_before_it() -> None:
     assert blocks.held() == changes.added
 
 
+def test_engine_blocks_that_differ_at_their_end_share_the_keys_before_it() -> None:
+    blocks, changes = table(128), Changes()
+    one, other = store([1] * 64 + [2] * 64, engine=128), store([1] * 64 + [3] * 64, engine=128)
+    blocks.apply([*one, *other], changes)
+    assert len(changes.added) == 3
+    changes = Changes()
+    blocks.apply([removal(one[0])], changes)
+    assert len(changes.removed) == 1
+    assert blocks.held() == set(prompt_keys([1] * 64 + [3] * 64, FINGERPRINT))
+
+
 def test_sizes_that_do_not_line_up_are_refused() -> None:
     with pytest.raises(ValueError, match="do not line up"):
         table(48, 64)
@@ -176,4 +187,4 @@ class IndexBlocksMachine(RuleBasedStateMachine):
 
 
 TestIndexBlocksMachine = IndexBlocksMachine.TestCase
-TestIndexBlocksMachine.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestIndexBlocksMachine.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
