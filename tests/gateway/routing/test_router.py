@@ -1,0 +1,272 @@
+"""A pool's routing with the real mirror, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.discovery.targets import Target
+from gateway.loads import LoadReports, Report
+from gateway.prompts.keyer import KeySpace, Prompt
+from gateway.routing.assignment import Outcome
+from gateway.routing.router import PoolAssignment, PoolRouter, RoutedRequest
+from indexer.follower import Follower
+from indexer.keys import pool_fingerprint, prompt_keys
+from indexer.layout import Part, WorkerFacts
+from warmroute.config import PoolConfig, RedisConfig
+from warmroute.metrics import GatewayMetrics
+from warmroute.redis_client import connect
+
+TOKENIZER = "ab" * 32
+FINGERPRINT = pool_fingerprint(index_block_tokens=64, base_model="m", tokenizer=TOKENIZER)
+NAMES = ("a", "b", "c", "d")
+
+
+class Pool:
+    """A router whose mirror, reports and time the test sets."""
+
+    def __init__(self, names: tuple[str, ...] = NAMES, **config) -> None:
+        self.now = 100.0
+        self.registry = CollectorRegistry()
+        metrics = GatewayMetrics(self.registry)
+        # Never started: it connects when it runs.
+        self.follower = Follower(connect(RedisConfig()), Part("p"), metrics)
+        self.reports = LoadReports([], ["p"], metrics)
+        settings = PoolConfig(name="p", model="m", **config)
+        self.router = PoolRouter(
+            settings, self.follower, self.reports, metrics, clock=lambda: self.now, random=Random(7)
+        )
+        self.router.use_tokenizer(TOKENIZER)
+        self.slots = 0
+        self.targets([Target(name, "10.0.0.1", 8000 + number, worker_id=name) for number, name in enumerate(names)])
+        for name in names:
+            self.hold(name, [])
+
+    def targets(self, targets: list[Target]) -> None:
+        self.router.workers.set_targets(targets)
+        for worker in self.router.workers.all:
+            worker.checked(healthy=True)
+
+    def hold(self, name: str, keys: list[int], **facts) -> None:
+        self.slots += 1
+        mirror = self.follower.mirror
+        mirror.open_slot(self.slots)
+        mirror.add(self.slots, "device", keys)
+        fields = {"address": name, "model": "m", "engine": "e", "engine_version": "0", "engine_block_tokens": 16}
+        fields |= {"index_block_tokens": 64, "fingerprint": FINGERPRINT, "publishes_events": True, **facts}
+        mirror.set_worker(name, self.slots, WorkerFacts(**fields))
+
+    def report(self, name: str, waiting_tokens: int, age: float = 0.0) -> None:
+        self.reports._reports["p", name] = Report(waiting_tokens, 0, 0, 0.0, self.now - age)
+
+    def assign(self, prompt: Prompt | None, exclude: frozenset[str] = frozenset()) -> PoolAssignment:
+        assignment = RoutedRequest(self.router, prompt).assign(exclude)
+        assert assignment is not None
+        return assignment
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+def prompt(tokens: int, start: int = 0) -> Prompt:
+    return Prompt(tokens, prompt_keys(range(start, start + tokens), FINGERPRINT))
+
+
+@contextmanager
+def open_assignments(pool: Pool, prompts: list[Prompt]) -> Iterator[list[PoolAssignment]]:
+    """Requests that are all in flight at once; at their end every counter must be zero."""
+    assignments = [pool.assign(item) for item in prompts]
+    yield assignments
+    for assignment in assignments:
+        assignment.first_byte()
+        assignment.close(Outcome.COMPLETED)
+    assert pool.router.reservations.workers == frozenset()
+    pool.now += 10
+    pool.router.predictions.expire(pool.now)
+    assert pool.router.predictions.keys == 0
+
+
+def test_the_holder_gets_the_request_and_the_match_is_capped() -> None:
+    pool = Pool()
+    whole = prompt(640)
+    pool.hold("c", whole.keys)
+    assignment = pool.assign(whole)
+    assert assignment.worker_id == "c"
+    # The engine computes at least the last token, so it reuses one 16-token block less.
+    assert assignment.matched_tokens == 624
+    assert (b"x-warmroute-matched-tokens", b"624") in assignment.reply_headers
+
+
+def test_two_requests_in_one_turn_see_each_other() -> None:
+    pool = Pool()
+    with open_assignments(pool, [prompt(1000, 10_000 * number) for number in range(4)]) as assignments:
+        assert {assignment.worker_id for assignment in assignments} == set(NAMES)
+
+
+def test_long_prompts_with_short_replies_spread() -> None:
+    pool = Pool()
+    with open_assignments(pool, [prompt(32_000, 100_000 * number) for number in range(16)]) as assignments:
+        assert set(Counter(assignment.worker_id for assignment in assignments).values()) == {4}
+
+
+def test_siblings_of_a_new_prefix_stay_together_until_the_load_bound() -> None:
+    pool = Pool()
+    shared = list(range(6016))
+    prompts = [Prompt(6080, prompt_keys([*shared, *range(n * 1000, n * 1000 + 64)], FINGERPRINT)) for n in range(1, 41)]
+    with open_assignments(pool, prompts) as assignments:
+        counts = Counter(assignment.worker_id for assignment in assignments)
+        first = assignments[0].worker_id
+        assert [assignment.worker_id for assignment in assignments[:5]] == [first] * 5
+        assert counts[first] > len(prompts) / len(NAMES)
+        # Few copies of the prefix are computed: less work than a copy on every request, by far.
+        uncached = sum(6080 - assignment.matched_tokens for assignment in assignments)
+        assert uncached < 0.3 * 6080 * len(prompts)
+
+
+def test_identical_prompts_at_one_instant_share_by_load() -> None:
+    pool = Pool()
+    with open_assignments(pool, [prompt(64)] * 40) as assignments:
+        counts = Counter(assignment.worker_id for assignment in assignments)
+        assert set(counts) == set(NAMES)
+        assert max(counts.values()) <= 20
+
+
+def test_predictions_go_when_a_request_fails_and_stay_when_it_answers() -> None:
+    pool = Pool()
+    failed = pool.assign(prompt(640))
+    assert pool.router.predictions.keys == 10
+    failed.close(Outcome.UNREACHABLE)
+    assert pool.router.predictions.keys == 0
+    answered = pool.assign(prompt(640))
+    answered.first_byte()
+    answered.close(Outcome.COMPLETED)
+    assert pool.assign(prompt(640)).matched_tokens == 624
+    broken = pool.assign(prompt(640, 5000))
+    broken.first_byte()
+    broken.close(Outcome.BROKEN)
+    assert pool.router.predictions.match(prompt(640, 5000).keys) == {}
+
+
+def test_the_prefill_part_is_freed_at_the_first_byte() -> None:
+    pool = Pool(("a",))
+    assignment = pool.assign(prompt(640))
+    assert pool.router.reservations.of("a").pending_tokens == 640
+    assignment.first_byte()
+    assert pool.router.reservations.of("a").pending_tokens == 0
+    assert pool.router.reservations.of("a").requests == 1
+    assignment.close(Outcome.COMPLETED)
+
+
+def test_a_late_worker_is_judged_by_predictions_and_the_median_report() -> None:
+    pool = Pool()
+    whole = prompt(640)
+    pool.hold("a", whole.keys)
+    for name, waiting in zip(NAMES, (0, 100, 200, 300), strict=True):
+        pool.report(name, waiting)
+    pool.follower.late = frozenset({"a"})
+    choice = pool.router.choose(whole)
+    late = choice.decision.terms[0]
+    assert (late.worker, late.matched_tokens, late.pending_tokens) == ("a", 0, 200)
+    assert choice.worker.name == "b"
+
+
+def test_a_stale_report_counts_as_none() -> None:
+    pool = Pool()
+    for name, waiting in zip(NAMES, (0, 100, 200, 300), strict=True):
+        pool.report(name, waiting, age=5.0 if name == "a" else 0.0)
+    assert pool.router.choose(prompt(64)).decision.terms[0].pending_tokens == 200
+
+
+def test_reports_of_all_late_and_one_worker_keep_serving() -> None:
+    pool = Pool(("a",))
+    pool.report("a", 5000, age=60)
+    pool.follower.late = frozenset({"a"})
+    assert pool.assign(prompt(64)).worker_id == "a"
+
+
+def test_a_worker_that_goes_and_comes_back_keeps_no_phantom_load() -> None:
+    pool = Pool(("a", "b"))
+    first = pool.assign(prompt(640))
+    gone = first.worker_id
+    targets = [worker.target for worker in pool.router.workers.all]
+    pool.targets([target for target in targets if target.uid != gone])
+    pool.targets(targets)
+    second = pool.assign(prompt(640, 9000))
+    first.close(Outcome.COMPLETED)
+    second.close(Outcome.COMPLETED)
+    assert pool.router.reservations.workers == frozenset()
+
+
+def test_excluded_workers_are_not_asked_again_and_doubtful_ones_only_for_want_of_others() -> None:
+    pool = Pool(("a", "b"))
+    for worker in pool.router.workers.all:
+        worker.checked(healthy=False, refused=True)
+    assignment = pool.assign(prompt(64))
+    other = pool.assign(prompt(64), frozenset({assignment.worker_id}))
+    assert {assignment.worker_id, other.worker_id} == {"a", "b"}
+    assert RoutedRequest(pool.router, None).assign({"a", "b"}) is None
+    pool.router.workers.get("a").checked(healthy=True)
+    assert pool.assign(prompt(64)).worker_id == "a"
+    assert RoutedRequest(pool.router, None).assign({"a"}) is None
+
+
+def test_workers_that_key_otherwise_are_routed_by_load() -> None:
+    pool = Pool(("a", "b"))
+    assert pool.router.key_space() == KeySpace(FINGERPRINT, 64)
+    pool.hold("a", [], fingerprint="another")
+    assert pool.router.key_space() == KeySpace(FINGERPRINT, 64)
+    pool.hold("b", [], fingerprint="another")
+    assert pool.router.key_space() is None
+
+
+def test_an_empty_index_gives_no_key_space() -> None:
+    assert Pool(()).router.key_space() is None
+
+
+def test_round_robin_numbers_requests_not_attempts() -> None:
+    pool = Pool(policy="round_robin")
+    request = RoutedRequest(pool.router, prompt(64))
+    first = request.assign(frozenset())
+    second = request.assign({first.worker_id})
+    assert first.worker_id != second.worker_id
+    assert pool.metric("warmroute_gateway_retries_total", pool="p") == 1
+    names = [pool.assign(prompt(64)).worker_id for _ in range(4)]
+    assert sorted(names) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("state", ["ready", "unhealthy"])
+def test_gauges(state: str) -> None:
+    pool = Pool(("a", "b"))
+    if state == "unhealthy":
+        for worker in pool.router.workers.all:
+            worker.checked(healthy=False, refused=True)
+    assignment = pool.assign(prompt(640))
+    pool.router.publish_gauges()
+    assert pool.metric("warmroute_gateway_workers", pool="p", state=state) == 2
+    name = assignment.worker_id
+    assert pool.metric("warmroute_gateway_pending_tokens", pool="p", worker=name) == 640
+    assert pool.metric("warmroute_gateway_in_flight_requests", pool="p", worker=name) == 1
+    assert pool.metric("warmroute_mirror_predicted_keys", pool="p") == 10
+    assignment.close(Outcome.CLIENT_GONE)
+    pool.router.publish_gauges()
+    assert pool.metric("warmroute_gateway_in_flight_requests", pool="p", worker=name) == 0
+    assert pool.metric("warmroute_gateway_worker_requests_total", pool="p", worker=name, outcome="client_gone") == 1
+
+
+def test_one_decision_reads_the_clock_once() -> None:
+    pool = Pool(tuple(f"w{number}" for number in range(1000)))
+    calls = 0
+
+    def clock() -> float:
+        nonlocal calls
+        calls += 1
+        return 1.0
+
+    pool.router.clock = clock
+    assert pool.router.choose(prompt(6400)) is not None
+    assert calls == 1
