@@ -45,6 +45,8 @@ lint: $(STAMP) ## ruff, mypy, import-linter, buf, and whether generated files ar
 	$(BIN)/lint-imports --no-cache
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python proto/generate.py --check
+	$(BIN)/python deploy/helm/schema.py --check
+	$(BIN)/python deploy/grafana/build.py --check
 
 format: $(STAMP) ## let ruff format and fix what it can
 	$(BIN)/ruff check --fix .

@@ -8,13 +8,12 @@ import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
 from gateway.app import App, Pool
-from gateway.discovery.kubernetes import KubernetesDiscovery
 from gateway.discovery.static import static_targets
 from gateway.discovery.targets import Target
 from gateway.entrypoint.server import Server
@@ -32,6 +31,9 @@ from warmroute.config import GatewayConfig, PoolConfig, RedisConfig
 from warmroute.lifecycle import StartupError, cannot_listen, until_signal
 from warmroute.metrics import GatewayMetrics
 from warmroute.redis_client import connect
+
+if TYPE_CHECKING:
+    from gateway.discovery.kubernetes import KubernetesDiscovery
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,9 @@ class Gateway:
             take_targets = partial(self._take_targets, pool.router)
             take_targets(static_targets(config.workers))
             if config.kubernetes is not None:
+                # Here, since the Kubernetes client costs a second and 80 MB that fixed addresses need not pay.
+                from gateway.discovery.kubernetes import KubernetesDiscovery
+
                 discovery = KubernetesDiscovery(config.kubernetes, take_targets)
                 self._discoveries.append(discovery)
                 tasks.append(discovery.run())

@@ -1,0 +1,50 @@
+{{/*
+The configuration file, one template a section. A part reads its own section and `redis`, so each pod template carries
+a checksum of those alone: a new setting of the gateway must not restart workers, whose caches would be lost.
+Sections are built as dictionaries, so that quoting is toYaml's business.
+*/}}
+
+{{- define "warmroute.config.redis" -}}
+{{- if .Values.redis.enabled -}}
+redis:
+  url: redis://{{ include "warmroute.fullname" . }}-redis:6379/0
+{{- end -}}
+{{- end -}}
+
+{{/* The model's folder in worker and gateway; empty where only vLLM knows it. */}}
+{{- define "warmroute.modelPath" -}}
+{{- if .Values.pool.modelFiles.volume -}}
+{{- printf "/models/%s" .Values.pool.modelFiles.path | trimSuffix "/" -}}
+{{- else if eq .Values.pool.engine "builtin" -}}
+/opt/warmroute/models/builtin
+{{- end -}}
+{{- end -}}
+
+{{- define "warmroute.config.gateway" -}}
+{{- $discovery := dict "namespace" .Release.Namespace "selector" (include "warmroute.poolSelector" .) "port" 8100 -}}
+{{- $pool := dict "name" .Values.pool.name "model" .Values.pool.model "policy" .Values.pool.policy -}}
+{{- $_ := set $pool "index_block_tokens" (int .Values.pool.indexBlockTokens) -}}
+{{- $_ := set $pool "kubernetes" $discovery -}}
+{{- with include "warmroute.modelPath" . }}{{ $_ := set $pool "model_path" . }}{{ end -}}
+{{- $section := dict "host" "0.0.0.0" "port" 8000 "admin_host" "0.0.0.0" "admin_port" 8001 -}}
+{{- $_ := set $section "indexers" (list (printf "%s-indexer:50051" (include "warmroute.fullname" .))) -}}
+{{- $_ := set $section "drain_seconds" .Values.gateway.drainSeconds -}}
+{{- $_ := set $section "pools" (list $pool) -}}
+{{- toYaml (dict "gateway" (mergeOverwrite (deepCopy .Values.gateway.config) $section)) -}}
+{{- end -}}
+
+{{- define "warmroute.config.indexer" -}}
+{{- $section := dict "host" "0.0.0.0" "port" 50051 "admin_host" "0.0.0.0" "admin_port" 8002 -}}
+{{- toYaml (dict "indexer" (mergeOverwrite (deepCopy .Values.indexer.config) $section)) -}}
+{{- end -}}
+
+{{- define "warmroute.config.worker" -}}
+{{- $section := dict "host" "0.0.0.0" "port" 8100 "admin_host" "0.0.0.0" "admin_port" 8003 -}}
+{{- $_ := set $section "indexer" (printf "%s-indexer:50051" (include "warmroute.fullname" .)) -}}
+{{- $_ := set $section "pool" .Values.pool.name -}}
+{{- $_ := set $section "model" .Values.pool.model -}}
+{{- $_ := set $section "index_block_tokens" (int .Values.pool.indexBlockTokens) -}}
+{{- with include "warmroute.modelPath" . }}{{ $_ := set $section "model_path" . }}{{ end -}}
+{{- if .Values.pool.gpu.count }}{{ $_ := set $section "device" "cuda" }}{{ end -}}
+{{- toYaml (dict "worker" (mergeOverwrite (deepCopy .Values.pool.builtin.config) $section)) -}}
+{{- end -}}
