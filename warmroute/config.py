@@ -1,9 +1,10 @@
 """The configuration model: one YAML file; environment variables and flags override it by one rule.
 
-The file has one section a part (`redis`, `gateway`, `indexer`, `worker`); a part reads its own section and `redis`.
-A field `gateway.admin_port` is the flag `--admin-port` of `warmroute gateway` and the environment variable
-`WARMROUTE_GATEWAY_ADMIN_PORT`. Flags win over the environment, the environment over the file, the file over defaults.
-Values of flags and variables are YAML, so lists and mappings can be given too. Unknown fields are errors.
+The file has one section a part (`gateway`, `indexer`, `worker`, `up`, `demo`) and shared ones (`redis`, `log`). A field
+`gateway.admin_port` is the flag `--admin-port` of `warmroute gateway` and the environment variable
+`WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its section in the flag, as `--redis-url`. Flags win over
+the environment, the environment over the file, the file over defaults. Values of flags and variables are YAML, so lists
+and mappings can be given too. Unknown fields are errors.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ class Section(BaseModel):
     """Base of all sections: immutable, no unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class LogConfig(Section):
+    """The log of every part, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
 
 
 class RedisConfig(Section):
@@ -167,6 +174,7 @@ class DemoConfig(Section):
 class Config(Section):
     """The whole file."""
 
+    log: LogConfig = LogConfig()
     redis: RedisConfig = RedisConfig()
     gateway: GatewayConfig = GatewayConfig()
     indexer: IndexerConfig = IndexerConfig()

@@ -53,6 +53,10 @@ def test_flags_win_over_environment_over_file_over_defaults(file: Path) -> None:
     assert config.indexer.port == 3
 
 
+def test_the_file_can_be_named_in_the_environment(file: Path) -> None:
+    assert configure(environment={"WARMROUTE_CONFIG": str(file)}).gateway.port == 1
+
+
 def test_lists_and_mappings_are_yaml_in_flags_too() -> None:
     config = configure("--indexers", "[a:1, b:2]", "--pools", '[{"model": "m", "weights": {"w": 0.5}}]')
     assert config.gateway.indexers == ("a:1", "b:2")

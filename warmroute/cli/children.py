@@ -32,8 +32,8 @@ def end_with_parent() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """A child is configured by its file alone: settings in this environment were meant for the parent."""
-    sections = tuple(f"WARMROUTE_{section.upper()}_" for section in Config.model_fields)
+    """A child is configured by its file alone, but for the log: other settings here were meant for the parent."""
+    sections = tuple(f"WARMROUTE_{section.upper()}_" for section in Config.model_fields if section != "log")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(sections)}
     return {**kept, PARENT_VARIABLE: str(os.getpid())}
 

@@ -76,23 +76,25 @@ def _demo(config: Config, arguments: argparse.Namespace) -> int:
 
 
 COMMANDS = (
-    Command("up", "run everything on this machine until Ctrl-C", "warmroute up --workers 2 --port 9000", (), _up),
+    Command("up", "run everything on this machine until Ctrl-C", "warmroute up --workers 2 --port 9000", ("log",), _up),
     Command(
         "demo", "hold one scripted conversation, warm and round-robin, and compare", "warmroute demo --json", (), _demo
     ),
-    Command("gateway", "route requests to workers", "warmroute gateway --config warmroute.yaml", ("redis",), _gateway),
+    Command(
+        "gateway", "route requests to workers", "warmroute gateway --config warmroute.yaml", ("redis", "log"), _gateway
+    ),
     Command(
         "indexer",
         "collect what workers hold into Redis",
         "warmroute indexer --redis-url redis://redis:6379/0",
-        ("redis",),
+        ("redis", "log"),
         _indexer,
     ),
     Command(
         "worker",
         "serve a model with the built-in engine",
         "warmroute worker --model-path ./llama --model my-llama --indexer indexer:50051",
-        (),
+        ("log",),
         _worker,
     ),
 )
@@ -102,13 +104,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse, configure, run; errors are lines on stderr, never tracebacks."""
     arguments = _parser().parse_args(argv)
     command: Command = arguments.command
-    logging.basicConfig(
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
     try:
         config = load(arguments, os.environ, command.name, *command.shared)
+        logging.basicConfig(
+            level=config.log.level.upper(),
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            stream=sys.stderr,
+        )
         return command.run(config, arguments)
     except (ConfigError, StartupError) as error:
         print(f"warmroute {command.name}: {error}", file=sys.stderr)
@@ -133,9 +135,6 @@ def _parser() -> argparse.ArgumentParser:
             epilog=f"Example: {command.example}",
         )
         subparser.set_defaults(command=command)
-        subparser.add_argument(
-            "--log-level", default="info", choices=["debug", "info", "warning", "error"], help="least level logged"
-        )
         if command.name == "demo":
             subparser.add_argument("--json", action="store_true", help="print the figures as JSON in the last line")
         add_flags(subparser, command.name, *command.shared)

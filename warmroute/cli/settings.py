@@ -12,13 +12,15 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from warmroute.config import Config
+
+CONFIG_VARIABLE: Final = "WARMROUTE_CONFIG"
 
 
 class ConfigError(Exception):
@@ -54,7 +56,7 @@ def settings_of(section: str, *shared: str) -> Iterator[Setting]:
 
 def add_flags(parser: argparse.ArgumentParser, section: str, *shared: str) -> None:
     """Declare `--config` and one flag a setting."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with all settings")
+    parser.add_argument("--config", metavar="FILE", help=f"YAML file with all settings [{CONFIG_VARIABLE}]")
     for setting in settings_of(section, *shared):
         default = setting.info.get_default(call_default_factory=True)
         shown = "" if default is None or isinstance(default, BaseModel | tuple) else f" (default: {default})"
@@ -68,7 +70,9 @@ def add_flags(parser: argparse.ArgumentParser, section: str, *shared: str) -> No
 
 def load(arguments: argparse.Namespace, environment: Mapping[str, str], section: str, *shared: str) -> Config:
     """Merge file, environment and flags. Raises ConfigError."""
-    values = _read_file(arguments.config) if arguments.config else {}
+    path = arguments.config or environment.get(CONFIG_VARIABLE)
+    file = Path(path) if path else None
+    values = _read_file(file) if file else {}
     origins: dict[tuple[str, str], str] = {}
     for setting in settings_of(section, *shared):
         text = getattr(arguments, setting.destination, None)
@@ -81,7 +85,7 @@ def load(arguments: argparse.Namespace, environment: Mapping[str, str], section:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_describe(error, origins, arguments.config)) from error
+        raise ConfigError(_describe(error, origins, file)) from error
 
 
 def _read_file(path: Path) -> dict[str, Any]:
