@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
 import orjson
 
 from gateway.entrypoint.errors import JSON, send_error
 from gateway.entrypoint.http import Request
-from gateway.entrypoint.relay import RelayResult, relay
+from gateway.entrypoint.relay import CLIENT_CLOSED_REQUEST, RelayResult, relay
 from gateway.entrypoint.reply import Reply
 from gateway.entrypoint.upstream import UpstreamPool
 from gateway.prompts.body import BadRequestError, RoutedBody, Unkeyed, parse_body
 from gateway.prompts.keyer import Prompt, PromptKeyer
+from gateway.routing.assignment import Outcome
 from gateway.routing.router import PoolRouter, RoutedRequest
 from gateway.usage import read_usage
 from warmroute.config import GatewayConfig
 from warmroute.metrics import GatewayMetrics
 
+NO_POOL: Final = ""
+"""Label of requests that no pool served."""
 GENERATION_PATHS: Final = {"/v1/chat/completions": True, "/v1/completions": False}
 """Paths that are routed by prompt, and whether the body is a chat."""
 
@@ -56,12 +59,19 @@ class App:
         }
 
     async def __call__(self, request: Request, reply: Reply) -> None:
-        pool = ""
+        pool = NO_POOL
         try:
             pool = await self._route(request, reply)
-        finally:
-            code = str(reply.status) if reply.status is not None else "499"
-            self._metrics.requests.labels(pool, code).inc()
+        except Exception:
+            # The entrypoint answers 500 where nothing was sent yet.
+            self.count(500 if reply.status is None else reply.status)
+            raise
+        code = CLIENT_CLOSED_REQUEST if reply.status is None else reply.status
+        self._metrics.requests.labels(pool, str(code)).inc()
+
+    def count(self, status: int) -> None:
+        """Count a request that no pool served."""
+        self._metrics.requests.labels(NO_POOL, str(status)).inc()
 
     async def _route(self, request: Request, reply: Reply) -> str:
         """Answer the request; returns the pool that served it, "" for none."""
@@ -74,62 +84,62 @@ class App:
             if request.method not in {"GET", "HEAD"}:
                 return _refuse_method(reply, path, "GET, HEAD")
             self._gets[path](reply)
-            return ""
+            return NO_POOL
         if path.startswith("/v1/models/") and request.method in {"GET", "HEAD"}:
-            self._model(reply, path.removeprefix("/v1/models/"))
-            return ""
+            self._model(reply, unquote(path.removeprefix("/v1/models/")))
+            return NO_POOL
         known = ", ".join([*GENERATION_PATHS, *self._gets])
         send_error(reply, 404, f"there is no {request.method} {path} here; known paths: {known}", code="not_found")
-        return ""
+        return NO_POOL
 
     async def _generate(self, request: Request, reply: Reply, *, chat: bool) -> str:
         try:
             body = parse_body(request.body, chat=chat)
         except BadRequestError as error:
             send_error(reply, 400, str(error), param=error.param)
-            return ""
+            return NO_POOL
         pool = self._pools.get(body.model)
         if pool is None:
             known = ", ".join(sorted(self._pools)) or "none"
             message = f"the model {body.model[:200]!r} does not exist; models here: {known}"
             send_error(reply, 404, message, param="model", code="model_not_found")
-            return ""
-        prompt = await self._prompt(pool, body)
+            return NO_POOL
+        started_at = pool.router.clock()
+        keyed = await self._key(pool, body)
         if reply.closed:
             return pool.name
+        # A prompt without keys still brings work: its length, as far as it is known, is booked.
+        prompt = Prompt(keyed.tokens, []) if isinstance(keyed, Unkeyed) else keyed
         routed = RoutedRequest(pool.router, prompt)
-        self._metrics.route_seconds.labels(pool.name).observe(_now() - request.arrived_at)
         result = await relay(request, request.body, reply, routed, self._upstreams, self._config)
-        self._observe(request, pool, prompt, routed, result)
+        if routed.decided_at is not None:
+            self._metrics.route_seconds.labels(pool.name).observe(routed.decided_at - started_at)
+        if result.first_byte_at is not None:
+            self._metrics.first_byte_seconds.labels(pool.name).observe(result.first_byte_at - request.arrived_at)
+        if result.outcome is Outcome.COMPLETED and routed.last is not None:
+            if keyed is prompt:
+                self._metrics.keyed_tokens.labels(pool.name).inc(prompt.tokens)
+                self._metrics.matched_tokens.labels(pool.name).inc(routed.last.terms.matched_tokens)
+            self._count_usage(pool.name, result)
         return pool.name
 
-    async def _prompt(self, pool: Pool, body: RoutedBody) -> Prompt | None:
-        """The request's prompt, keyed; None (counted by reason) where it is routed by load alone."""
-        reason = "no_tokenizer"
-        if pool.keyer is not None:
-            space = pool.router.key_space()
-            reason = "no_key_space"
-            if space is not None:
-                prompt = await pool.keyer.key(body, space)
-                if not isinstance(prompt, Unkeyed):
-                    return prompt
-                reason = prompt.reason
-        self._metrics.load_only.labels(pool.name, reason).inc()
-        return None
+    async def _key(self, pool: Pool, body: RoutedBody) -> Prompt | Unkeyed:
+        """The request's prompt with its keys; Unkeyed, counted by reason, where it is routed by load alone."""
+        if pool.keyer is None:
+            keyed: Prompt | Unkeyed = Unkeyed("no_tokenizer")
+        elif (space := pool.router.key_space()) is None:
+            keyed = Unkeyed("no_key_space")
+        else:
+            keyed = await pool.keyer.key(body, space)
+        if isinstance(keyed, Unkeyed):
+            self._metrics.load_only.labels(pool.name, keyed.reason).inc()
+        return keyed
 
-    def _observe(
-        self, request: Request, pool: Pool, prompt: Prompt | None, routed: RoutedRequest, result: RelayResult
-    ) -> None:
-        metrics, name = self._metrics, pool.name
-        if result.first_byte_at is not None:
-            metrics.first_byte_seconds.labels(name).observe(result.first_byte_at - request.arrived_at)
-        if prompt is not None:
-            metrics.prompt_tokens.labels(name).inc(prompt.tokens)
-            if routed.last is not None:
-                metrics.matched_tokens.labels(name).inc(routed.last.terms.matched_tokens)
+    def _count_usage(self, pool: str, result: RelayResult) -> None:
         usage = read_usage(result.tail, identity=result.content_encoding in {None, b"identity"})
         if usage is not None and usage.cached_tokens is not None:
-            metrics.cached_tokens.labels(name).inc(usage.cached_tokens)
+            self._metrics.prompt_tokens.labels(pool).inc(usage.prompt_tokens)
+            self._metrics.cached_tokens.labels(pool).inc(usage.cached_tokens)
 
     # --- models ------------------------------------------------------------------------------------------------------
 
@@ -150,8 +160,4 @@ class App:
 def _refuse_method(reply: Reply, path: str, allowed: str) -> str:
     message = f"{path} takes {allowed}"
     send_error(reply, 405, message, code="method_not_allowed", headers=((b"allow", allowed.encode()),))
-    return ""
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+    return NO_POOL

@@ -51,14 +51,16 @@ class HealthChecks:
         was_healthy = worker.healthy
         reason = ""
         try:
-            async with session.get(f"http://{worker.target.address}/health") as response:
+            url = f"http://{worker.target.address}/health"
+            async with session.get(url, allow_redirects=False) as response:
                 await response.read()
                 worker.checked(healthy=response.status == 200)
                 reason = f"/health answered {response.status}"
         except aiohttp.ClientConnectorError as error:
             worker.checked(healthy=False, refused=True)
             reason = str(error)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            # ValueError: a host or a reply that is none.
             worker.checked(healthy=False)
             reason = str(error) or type(error).__name__
         if worker.healthy and not was_healthy:

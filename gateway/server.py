@@ -51,11 +51,10 @@ class Gateway:
         self._reports = LoadReports(config.indexers, [pool.name for pool in config.pools], self.metrics)
         self.pools: dict[str, Pool] = {}
         for pool in config.pools:
-            if pool.model in self.pools:
-                raise StartupError(f"gateway.pools: two pools serve the model {pool.model!r}; give each its own name")
             self.pools[pool.model] = self._pool(pool, redis)
         self.upstreams = UpstreamPool(config)
-        self.server = Server(App(config, self.pools, self.upstreams, self.metrics), config)
+        app = App(config, self.pools, self.upstreams, self.metrics)
+        self.server = Server(app, config, on_refusal=app.count)
         self.health = HealthChecks(self._workers)
         self.admin = AdminServer(self.registry, self.readiness)
         self._discoveries: list[KubernetesDiscovery] = []
@@ -69,9 +68,9 @@ class Gateway:
         else:
             try:
                 keyer = PromptKeyer.from_folder(config.model_path, budget_seconds=self.config.prompt_budget_seconds)
+                router.use_tokenizer(keyer.tokenizer.digest)
             except TokenizerError as error:
-                raise StartupError(f"gateway.pools.{config.name}.model_path: {error}") from error
-            router.use_tokenizer(keyer.tokenizer.digest)
+                logger.error("pool %s: its requests are routed by load: model_path: %s", config.name, error)  # noqa: TRY400
         return Pool(router, keyer)
 
     def _workers(self) -> list[Worker]:
@@ -162,6 +161,7 @@ async def serve(config: GatewayConfig, redis_config: RedisConfig) -> None:
 
 
 async def _drain(gateway: Gateway) -> None:
-    """Readiness fails first, then streams finish within the grace."""
+    """Fail readiness, stop listening, let streams finish within the grace. Whoever ends the gateway waits before the
+    signal until load balancers have forgotten it (the chart's preStop does)."""
     gateway.draining = True
     await gateway.server.drain()

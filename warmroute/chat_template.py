@@ -50,7 +50,10 @@ class ChatTemplate:
         """
         config = _read_tokenizer_config(folder / "tokenizer_config.json")
         file = folder / "chat_template.jinja"
-        source = file.read_text(encoding="utf-8") if file.is_file() else _default_template(config.get("chat_template"))
+        try:
+            source = file.read_text("utf-8") if file.is_file() else _default_template(config.get("chat_template"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ChatTemplateError(f"{file} cannot be read as UTF-8: {error}") from error
         if source is None:
             raise ChatTemplateError(f"{folder} has no chat template (chat_template.jinja or tokenizer_config.json)")
         return cls(source, _special_tokens(config), now=now)
@@ -61,20 +64,20 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text. `variables` are the request's `chat_template_kwargs`.
+        """The prompt's text. `variables` are the request's `chat_template_kwargs`; they cannot replace the others.
 
         Raises ChatTemplateError where the template refuses the messages or cannot cope with them.
         """
         try:
             return self._template.render(
-                **{
+                {
                     **self.special_tokens,
-                    "tools": tools,
                     "documents": None,
-                    **variables,
+                    **(variables or {}),
                     "messages": messages,
+                    "tools": tools,
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
@@ -89,7 +92,7 @@ def _read_tokenizer_config(path: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ChatTemplateError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ChatTemplateError(f"{path} holds no JSON object")

@@ -9,15 +9,48 @@ and mappings can be given too. Unknown fields are errors.
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+def _check_host_port(value: str) -> str:
+    """host:port that can be resolved or connected to: a name, an IPv4 address, or an IPv6 address in brackets."""
+    host, _, port = value.rpartition(":")
+    if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise ValueError("give host:port with a port of 1 to 65535")
+    name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if name != host or ":" in host:
+        if name == host:
+            raise ValueError("put an IPv6 address in brackets: [::1]:8000")
+        ipaddress.IPv6Address(name)
+    elif not _HOST.fullmatch(host):
+        raise ValueError("the host must be a DNS name or an IP address")
+    return value
+
+
+def _check_redis_url(value: str) -> str:
+    if not value.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("the URL must begin with redis://, rediss:// or unix://")
+    try:
+        urlsplit(value).port  # noqa: B018 - reading it is the check
+    except ValueError as error:
+        raise ValueError(f"the URL is malformed: {error}") from error
+    return value
+
+
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
+HostPort = Annotated[str, AfterValidator(_check_host_port)]
+RedisUrl = Annotated[str, AfterValidator(_check_redis_url)]
 PolicyName = Literal["warm", "round_robin", "least_requests"]
 
 
@@ -36,14 +69,14 @@ class LogConfig(Section):
 class RedisConfig(Section):
     """The Redis or Valkey server (7 or newer, maxmemory-policy noeviction) that holds the index."""
 
-    url: str = Field("redis://127.0.0.1:6379/0", description="redis:// or rediss:// URL")
+    url: RedisUrl = Field("redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// URL")
     timeout_seconds: float = Field(5.0, gt=0, description="deadline of one call, in seconds")
 
 
 class StaticWorker(Section):
     """A worker at a fixed address."""
 
-    address: str = Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^\[\]:/@\s]+):\d{1,5}$", description="host:port")
+    address: HostPort = Field(description="host:port")
     worker_id: str | None = Field(None, description="the id it publishes under; joined by address when left out")
 
 
@@ -74,7 +107,6 @@ class PoolConfig(Section):
     model_path: Path | None = Field(
         None, description="folder with tokenizer.json and the chat template; without it requests go by load"
     )
-    index_block_tokens: int = Field(DEFAULT_INDEX_BLOCK_TOKENS, ge=16, le=1024, description="tokens in an index block")
     policy: PolicyName = Field("warm", description="routing policy")
     weights: Weights = Field(Weights(), description="weights of the policy `warm`")
     workers: tuple[StaticWorker, ...] = Field((), description="workers at fixed addresses")
@@ -88,7 +120,7 @@ class GatewayConfig(Section):
     port: Port = Field(8000, description="port of the OpenAI API")
     admin_host: str = Field("127.0.0.1", description="address of the admin server")
     admin_port: Port = Field(8001, description="port of /healthz, /readyz, /metrics")
-    indexers: tuple[str, ...] = Field(
+    indexers: tuple[HostPort, ...] = Field(
         ("127.0.0.1:50051",), description="host:port of the indexer; a name may resolve to many replicas"
     )
     pools: tuple[PoolConfig, ...] = Field((), description="pools to serve")
@@ -105,6 +137,15 @@ class GatewayConfig(Section):
     )
     attempts: int = Field(3, ge=1, le=10, description="workers tried before the first byte")
     drain_seconds: float = Field(30.0, ge=0, description="how long streams may finish after SIGTERM")
+
+    @model_validator(mode="after")
+    def _check_pools(self) -> Self:
+        for field in ("name", "model"):
+            values = [getattr(pool, field) for pool in self.pools]
+            for value in values:
+                if values.count(value) > 1:
+                    raise ValueError(f"pools: two pools have the {field} {value!r}; give each its own")
+        return self
 
 
 class IndexerConfig(Section):
@@ -129,7 +170,7 @@ class WorkerConfig(Section):
     admin_port: Port = Field(8003, description="port of /healthz, /readyz, /metrics")
     advertise_address: str | None = Field(None, description="host:port that gateways know; host:port when left out")
     worker_id: str | None = Field(None, description="unique id, such as the pod's UID; random when left out")
-    indexer: str | None = Field("127.0.0.1:50051", description="host:port of the indexer; null publishes nothing")
+    indexer: HostPort | None = Field("127.0.0.1:50051", description="host:port of the indexer; null publishes nothing")
     pool: Name = Field("default", description="the pool this worker belongs to")
     model: Name = Field("smollm2-135m-instruct", description="public name of the model")
     model_path: Path | None = Field(
@@ -156,7 +197,7 @@ class UpConfig(Section):
     indexer_admin_port: Port = Field(8002, description="admin port of the indexer")
     worker_port: Port = Field(8100, description="port of the first worker's engine; the others follow")
     worker_admin_port: Port = Field(8003, description="admin port of the first worker; the others follow")
-    redis_url: str | None = Field(None, description="Redis or Valkey to use; an embedded server when left out")
+    redis_url: RedisUrl | None = Field(None, description="Redis or Valkey to use; an embedded server when left out")
     policy: PolicyName = Field("warm", description="routing policy")
     start_seconds: float = Field(180.0, gt=0, description="longest wait for all parts to be ready")
 
@@ -167,7 +208,7 @@ class DemoConfig(Section):
     workers: int = Field(3, ge=2, le=16, description="workers to start, one process each")
     max_tokens: int = Field(32, ge=1, le=512, description="tokens of each reply")
     pause_seconds: float = Field(1.0, ge=0, le=60, description="time the user takes to read a reply")
-    redis_url: str | None = Field(None, description="Redis or Valkey to use; an embedded server when left out")
+    redis_url: RedisUrl | None = Field(None, description="Redis or Valkey to use; an embedded server when left out")
     start_seconds: float = Field(180.0, gt=0, description="longest wait for all parts to be ready")
 
 

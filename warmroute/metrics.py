@@ -46,19 +46,25 @@ class GatewayMetrics:
         )
         self.prompt_tokens = Counter(
             "warmroute_gateway_prompt_tokens",
-            "Prompt tokens of routed requests, as the gateway counted them.",
-            ["pool"],
-            registry=registry,
-        )
-        self.matched_tokens = Counter(
-            "warmroute_gateway_matched_tokens",
-            "Prompt tokens that the index expected on the chosen worker.",
+            "Prompt tokens of completed requests whose reply carried usage with cached tokens, as engines count them.",
             ["pool"],
             registry=registry,
         )
         self.cached_tokens = Counter(
             "warmroute_gateway_cached_tokens",
-            "Prompt tokens that engines reported as served from cache.",
+            "Those of warmroute_gateway_prompt_tokens_total that engines reported as served from cache.",
+            ["pool"],
+            registry=registry,
+        )
+        self.keyed_tokens = Counter(
+            "warmroute_gateway_keyed_tokens",
+            "Prompt tokens of completed requests that were routed by their keys, as the gateway counts them.",
+            ["pool"],
+            registry=registry,
+        )
+        self.matched_tokens = Counter(
+            "warmroute_gateway_matched_tokens",
+            "Those of warmroute_gateway_keyed_tokens_total that the index expected on the chosen worker.",
             ["pool"],
             registry=registry,
         )

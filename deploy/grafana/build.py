@@ -19,6 +19,7 @@ OUTPUT = HERE / "warmroute.json"
 """The chart's copy is a link to it: helm reads only files below the chart, and follows links."""
 
 PROMPT = rate("warmroute_gateway_prompt_tokens_total")
+KEYED = rate("warmroute_gateway_keyed_tokens_total")
 MATCHED = rate("warmroute_gateway_matched_tokens_total")
 CACHED = rate("warmroute_gateway_cached_tokens_total")
 REQUESTS = rate("warmroute_gateway_requests_total")
@@ -83,7 +84,7 @@ CACHE_PANELS = [
     series(
         "Prompt tokens",
         "short",
-        "A second: all, those the index expected on the chosen worker, those engines reported as cached.",
+        "A second: all and cached as engines report them; matched: those the index expected on the chosen worker.",
         (PROMPT, "prompt"),
         (MATCHED, "matched (predicted)"),
         (CACHED, "cached (reported)"),
@@ -91,15 +92,15 @@ CACHE_PANELS = [
     series(
         "Predicted and reported hit rate",
         "percentunit",
-        "Of all prompt tokens.",
-        (share(MATCHED, PROMPT), "matched (predicted)"),
+        "Predicted: of prompts routed by their keys. Reported: of prompts whose engine reports cached tokens.",
+        (share(MATCHED, KEYED), "matched (predicted)"),
         (share(CACHED, PROMPT), "cached (reported)"),
     ),
     series(
         "Reported over predicted",
         "percentunit",
         "1 when the index is right. Below: it promises blocks that are gone. Above: it misses blocks that are there.",
-        (share(CACHED, MATCHED), "reported / predicted"),
+        (share(share(CACHED, PROMPT), share(MATCHED, KEYED)), "reported / predicted"),
     ),
 ]
 

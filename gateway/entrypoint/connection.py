@@ -42,9 +42,19 @@ class Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, handler: Handler, config: GatewayConfig, watch: Watch[Connection], *, busy: bool) -> None:
-        """`busy`: the server has its limit of connections; refuse this one."""
+    def __init__(
+        self,
+        handler: Handler,
+        config: GatewayConfig,
+        watch: Watch[Connection],
+        on_refusal: Callable[[int], None] | None = None,
+        *,
+        busy: bool,
+    ) -> None:
+        """`on_refusal` is told the status of refusals; `busy`: the server has its limit of connections; refuse this
+        one."""
         self._handler = handler
+        self._on_refusal = on_refusal
         self._config = config
         self._watch = watch
         self._loop = asyncio.get_running_loop()
@@ -196,6 +206,8 @@ class Connection(asyncio.Protocol):
         self._queue.clear()
         reply = Reply(self._transport, self._flow, request_id([]), method="", version="1.1", keep_alive=False)
         send_error(reply, error.status, error.message, code=error.code)
+        if self._on_refusal is not None:
+            self._on_refusal(error.status)
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._set_deadline()

@@ -237,7 +237,10 @@ class Exchange:
 
     def _complete(self, head: ReplyHead) -> None:
         self._reply.finish()
-        self._end(Outcome.SERVER_ERROR if head.status >= 500 else Outcome.COMPLETED)
+        if head.status >= 500:
+            self._end(Outcome.SERVER_ERROR)
+        else:
+            self._end(Outcome.REFUSED if head.status >= 400 else Outcome.COMPLETED)
 
     def _break_off(self) -> None:
         """Tell the client that its reply will not be whole: by an event where it reads events, else by the cut."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from gateway.entrypoint.connection import Connection, Handler
 from gateway.entrypoint.watch import TICK_SECONDS, Watch
@@ -26,13 +27,16 @@ class Server:
         handler: Handler,
         config: GatewayConfig,
         *,
+        on_refusal: Callable[[int], None] | None = None,
         connection_limit: int = 16_384,
         tick_seconds: float = TICK_SECONDS,
     ) -> None:
-        """At most `connection_limit` connections are served, further ones get 503; deadlines of clients are kept to
-        within `tick_seconds`."""
+        """`on_refusal` is told the status of every request that was refused before it reached `handler`. At most
+        `connection_limit` connections are served, further ones get 503; deadlines of clients are kept to within
+        `tick_seconds`."""
         self._handler = handler
         self._config = config
+        self._on_refusal = on_refusal
         self._connection_limit = connection_limit
         self._connections: Watch[Connection] = Watch(tick_seconds)
         self._listener: asyncio.Server | None = None
@@ -77,4 +81,4 @@ class Server:
 
     def _connection(self) -> Connection:
         busy = self._draining or len(self._connections) >= self._connection_limit
-        return Connection(self._handler, self._config, self._connections, busy=busy)
+        return Connection(self._handler, self._config, self._connections, self._on_refusal, busy=busy)

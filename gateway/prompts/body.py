@@ -31,18 +31,24 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class RoutedBody:
-    """One request. `prompt` is a chat, a text, token ids, or a reason why it cannot be keyed (`Unkeyed`)."""
+    """One request. `prompt` is a chat, a text, token ids, or a reason why it cannot be keyed (`Unkeyed`). `size` is
+    the body's, in bytes: what a prompt costs grows with it."""
 
     model: str
     salt: str
-    prompt: Chat | str | tuple[int, ...] | Unkeyed
+    prompt: Chat | str | list[int] | Unkeyed
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unkeyed:
-    """Why a prompt has no keys: the request is routed by load and the engine judges the rest."""
+    """Why a prompt has no keys: the request is routed by load and the engine judges the rest.
+
+    `tokens` is an estimate of the prompt's length, 0 where nothing is known.
+    """
 
     reason: str
+    tokens: int = 0
 
 
 def parse_body(body: bytes, *, chat: bool) -> RoutedBody:
@@ -64,7 +70,7 @@ def parse_body(body: bytes, *, chat: bool) -> RoutedBody:
     prompt = _chat(fields) if chat else _completion(fields)
     if salt is not None and not isinstance(salt, str):
         prompt, salt = Unkeyed("malformed"), None
-    return RoutedBody(model, salt or "", prompt)
+    return RoutedBody(model, salt or "", prompt, len(body))
 
 
 def _chat(fields: Mapping[str, Any]) -> Chat | Unkeyed:
@@ -78,8 +84,7 @@ def _chat(fields: Mapping[str, Any]) -> Chat | Unkeyed:
         and isinstance(variables, dict)
     ):
         return Unkeyed("malformed")
-    reserved = variables.keys() & {"messages", "tools", "add_generation_prompt"}
-    if fields.get("chat_template") is not None or fields.get("continue_final_message") or reserved:
+    if fields.get("chat_template") is not None or fields.get("continue_final_message"):
         return Unkeyed("template")
     texts: list[Mapping[str, Any]] = []
     for message in messages:
@@ -111,14 +116,16 @@ def _text_message(message: Mapping[str, Any]) -> Mapping[str, Any] | Unkeyed:
     return {**message, "content": "\n".join(texts)}
 
 
-def _completion(fields: Mapping[str, Any]) -> str | tuple[int, ...] | Unkeyed:
+def _completion(fields: Mapping[str, Any]) -> str | list[int] | Unkeyed:
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list) and prompt:
-        if all(type(token) is int and 0 <= token < 1 << 32 for token in prompt):
-            return tuple(prompt)
-        if len(prompt) == 1 and isinstance(prompt[0], str):
-            return prompt[0]
-        return Unkeyed("several_prompts" if all(isinstance(item, str | list) for item in prompt) else "malformed")
+        first = prompt[0]
+        if isinstance(first, str) and len(prompt) == 1:
+            return first
+        if isinstance(first, str | list):
+            return Unkeyed("several_prompts")
+        # Whether all of millions are token ids is found out when they are packed.
+        return prompt
     return Unkeyed("malformed")

@@ -16,9 +16,14 @@ from warmroute.chat_template import ChatTemplate, ChatTemplateError
 
 logger = logging.getLogger(__name__)
 
-# Tokenising runs at 1.5 to 2 MB/s: this much takes about 1 ms, and the loop can bear that.
+# Work on the loop stalls every stream of the process. Templates, packing and keys of a body of this size take about
+# 1 ms, and so does tokenising this many characters (1.5 to 2 MB/s); what is larger goes to the thread.
+INLINE_BYTES: Final = 65_536
 INLINE_CHARACTERS: Final = 2_000
+# More text than any context holds today; the thread would work on it for seconds, for a request that fails.
+TEXT_LIMIT: Final = 8_000_000
 PENDING_LIMIT: Final = 64
+CHARACTERS_PER_TOKEN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +43,13 @@ class Prompt:
 
 
 class PromptKeyer:
-    """One pool's prompts. Long texts go to one thread, at most `PENDING_LIMIT` at a time."""
+    """One pool's prompts. Long ones go to one thread, at most `PENDING_LIMIT` at a time."""
 
     def __init__(self, tokenizer: PromptTokenizer, template: ChatTemplate | None, *, budget_seconds: float) -> None:
         self.tokenizer = tokenizer
         self._template = template
         self._budget_seconds = budget_seconds
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         self._pending = 0
 
     @classmethod
@@ -68,53 +73,69 @@ class PromptKeyer:
         """The prompt's keys, or why there are none. Never raises for what a client sent."""
         if isinstance(body.prompt, Unkeyed):
             return body.prompt
-        try:
-            tokens = await self._tokens(body.prompt)
-        except ChatTemplateError:
-            return Unkeyed("template")
-        if isinstance(tokens, Unkeyed):
-            return tokens
-        seed = root(space.fingerprint, salt=body.salt)
-        keys = chain(tokens, seed, block_tokens=space.index_block_tokens)
-        return Prompt(len(tokens) // TOKEN_BYTES, keys)
-
-    async def _tokens(self, prompt: Chat | str | tuple[int, ...]) -> bytes | Unkeyed:
-        if isinstance(prompt, tuple):
-            return token_bytes(prompt)
-        if isinstance(prompt, str):
-            return await self._encode(prompt, add_special_tokens=True)
-        if self._template is None:
-            return Unkeyed("template")
-        text = self._template.render(
-            prompt.messages,
-            tools=prompt.tools,
-            add_generation_prompt=prompt.add_generation_prompt,
-            **prompt.template_variables,
-        )
-        # The template writes the special tokens itself.
-        return await self._encode(text, add_special_tokens=False)
-
-    async def _encode(self, text: str, *, add_special_tokens: bool) -> bytes | Unkeyed:
-        tokenizer = self.tokenizer
-        if self._pending == 0 and tokenizer.unknown_characters(text) <= INLINE_CHARACTERS:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if body.size <= INLINE_BYTES:
+            prompt = self._prompt(body, space, character_limit=INLINE_CHARACTERS)
+            if prompt is not None:
+                return prompt
+        estimate = body.size // CHARACTERS_PER_TOKEN
         if self._pending >= PENDING_LIMIT:
-            return Unkeyed("busy")
+            return Unkeyed("busy", estimate)
         self._pending += 1
-        work = asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        )
+        work = asyncio.get_running_loop().run_in_executor(self._thread, self._long_prompt, body, space)
         work.add_done_callback(self._finished)
         try:
             # Shielded: what is late for this request is remembered for the next one.
             return await asyncio.wait_for(asyncio.shield(work), self._budget_seconds)
         except TimeoutError:
-            return Unkeyed("budget")
+            return Unkeyed("budget", estimate)
 
-    def _finished(self, work: asyncio.Future[bytes]) -> None:
+    def _finished(self, work: asyncio.Future[Prompt | Unkeyed]) -> None:
         self._pending -= 1
-        if not work.cancelled() and (error := work.exception()) is not None:
-            logger.error("tokenising failed", exc_info=error)
+
+    def _long_prompt(self, body: RoutedBody, space: KeySpace) -> Prompt | Unkeyed:
+        """On the thread."""
+        prompt = self._prompt(body, space, character_limit=TEXT_LIMIT)
+        return prompt or Unkeyed("too_long", body.size // CHARACTERS_PER_TOKEN)
+
+    def _prompt(self, body: RoutedBody, space: KeySpace, *, character_limit: int) -> Prompt | Unkeyed | None:
+        """Render, tokenise, key; None where more characters would have to be tokenised than the limit."""
+        try:
+            tokens = self._tokens(body, character_limit)
+        except ChatTemplateError:
+            return Unkeyed("template")
+        except (TypeError, OverflowError):
+            return Unkeyed("malformed")
+        except Exception:
+            logger.exception("a prompt could not be keyed")
+            return Unkeyed("error", body.size // CHARACTERS_PER_TOKEN)
+        if not isinstance(tokens, bytes):
+            return tokens
+        seed = root(space.fingerprint, salt=body.salt)
+        keys = chain(tokens, seed, block_tokens=space.index_block_tokens)
+        return Prompt(len(tokens) // TOKEN_BYTES, keys)
+
+    def _tokens(self, body: RoutedBody, character_limit: int) -> bytes | Unkeyed | None:
+        prompt = body.prompt
+        match prompt:
+            case str():
+                # The engine puts the model's own special tokens around a plain prompt.
+                return (
+                    self.tokenizer.encode(prompt, add_special_tokens=True) if len(prompt) <= character_limit else None
+                )
+            case Chat():
+                if self._template is None:
+                    return Unkeyed("template")
+                text = self._template.render(
+                    prompt.messages,
+                    tools=prompt.tools,
+                    add_generation_prompt=prompt.add_generation_prompt,
+                    variables=prompt.template_variables,
+                )
+                return self.tokenizer.encode(text) if self.tokenizer.new_characters(text) <= character_limit else None
+            case Unkeyed():
+                return prompt
+            case _:
+                return token_bytes(prompt)
 
 
 __all__ = ["KeySpace", "Prompt", "PromptKeyer", "TokenizerError"]

@@ -10,6 +10,7 @@ import json
 import re
 from collections import OrderedDict
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 from tokenizers import Tokenizer
@@ -31,7 +32,7 @@ class TokenizerError(ValueError):
 
 
 class PromptTokenizer:
-    """One model's tokenizer. Safe to use from one thread at a time."""
+    """One model's tokenizer. Safe to use from several threads at once."""
 
     def __init__(self, tokenizer_json: bytes, *, memo_bytes: int = DEFAULT_MEMO_BYTES) -> None:
         try:
@@ -45,6 +46,7 @@ class PromptTokenizer:
         self.memo_bytes = memo_bytes
         self._memo: OrderedDict[str, bytes] = OrderedDict()
         self._memo_size = 0
+        self._memo_lock = Lock()
         self._special = _hard_boundaries(declared)
         self._boundary: re.Pattern[str] | None = None
         if self._special:
@@ -74,11 +76,11 @@ class PromptTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> bytes:
         """Token ids of a text, packed by `indexer.keys.token_bytes`."""
         if add_special_tokens or self._boundary is None:
-            return token_bytes(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            return self._tokenise(text, add_special_tokens=add_special_tokens)
         return b"".join([self._piece(piece) for piece in self._boundary.split(text) if piece])
 
-    def unknown_characters(self, text: str) -> int:
-        """How many characters of the text have to be tokenised anew."""
+    def new_characters(self, text: str) -> int:
+        """How many characters of a chat's text have to be tokenised anew."""
         if self._boundary is None:
             return len(text)
         return sum(
@@ -89,23 +91,32 @@ class PromptTokenizer:
         special = self._special.get(piece)
         if special is not None:
             return special
-        ids = self._memo.get(piece)
-        if ids is not None:
-            self._memo.move_to_end(piece)
-            return ids
-        ids = token_bytes(self._tokenizer.encode(piece, add_special_tokens=False).ids)
+        with self._memo_lock:
+            ids = self._memo.get(piece)
+            if ids is not None:
+                self._memo.move_to_end(piece)
+                return ids
+        ids = self._tokenise(piece, add_special_tokens=False)
         self._remember(piece, ids)
         return ids
+
+    def _tokenise(self, text: str, *, add_special_tokens: bool) -> bytes:
+        # The batch call lets go of the interpreter's lock while it works; `encode` holds it, for seconds on long texts.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return token_bytes(encoding.ids)
 
     def _remember(self, piece: str, ids: bytes) -> None:
         size = ENTRY_BYTES + len(piece) + len(ids)
         if size > self.memo_bytes // 4:
             return
-        self._memo[piece] = ids
-        self._memo_size += size
-        while self._memo_size > self.memo_bytes:
-            old_piece, old_ids = self._memo.popitem(last=False)
-            self._memo_size -= ENTRY_BYTES + len(old_piece) + len(old_ids)
+        with self._memo_lock:
+            if piece in self._memo:
+                return
+            self._memo[piece] = ids
+            self._memo_size += size
+            while self._memo_size > self.memo_bytes:
+                old_piece, old_ids = self._memo.popitem(last=False)
+                self._memo_size -= ENTRY_BYTES + len(old_piece) + len(old_ids)
 
     def _segments_are_independent(self) -> bool:
         names = list(self._special)

@@ -15,7 +15,9 @@ class Outcome(Enum):
     """How one attempt ended."""
 
     COMPLETED = "completed"
-    """The whole reply was relayed, whatever its status below 500."""
+    """The whole reply was relayed, with a status below 400."""
+    REFUSED = "refused"
+    """The whole reply was relayed, and the worker refused the request with a 4xx; it is not to blame."""
     UNREACHABLE = "unreachable"
     """No connection, or it broke, or it timed out, before the first byte: another worker may be tried."""
     SERVER_ERROR = "server_error"

@@ -29,6 +29,7 @@ from warmroute.metrics import GatewayMetrics
 logger = logging.getLogger(__name__)
 
 NO_MATCH = Match(0)
+WARNINGS = 16  # different fingerprints that are logged, once each
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class PoolRouter:
         self._seen: tuple[Mirror, int] | None = None
         self._space: KeySpace | None = None
         self._tokenizer_digest = ""
-        self._warned: str | None = None
+        self._warned: set[str] = set()
 
     # --- the key space -----------------------------------------------------------------------------------------------
 
@@ -102,8 +103,8 @@ class PoolRouter:
             )
             if facts.fingerprint == expected:
                 spaces[KeySpace(facts.fingerprint, facts.index_block_tokens)] += 1
-            elif self._warned != facts.fingerprint and self._tokenizer_digest:
-                self._warned = facts.fingerprint
+            elif self._tokenizer_digest and facts.fingerprint not in self._warned and len(self._warned) < WARNINGS:
+                self._warned.add(facts.fingerprint)
                 logger.error(
                     "pool %s: worker %s has fingerprint %s, this gateway's tokenizer gives %s: it is routed by load. "
                     "Give model_path the files that the engine serves",
@@ -119,14 +120,16 @@ class PoolRouter:
     def choose(self, prompt: Prompt | None, exclude: AbstractSet[str] = frozenset()) -> Choice | None:
         """The policy's pick among the candidates that are not excluded (by uid); None when there is none.
 
-        Workers that are ejected or unhealthy are asked only when no ready one exists at all: the answer of a doubtful
-        worker is better than none.
+        Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does
+        either: the answer of a doubtful worker is better than none.
         """
         self._refresh()
         now = self.clock()
-        workers = self.workers.all
-        ready = [worker for worker in workers if worker.state(now) is State.READY]
-        candidates = [worker for worker in ready or workers if worker.target.uid not in exclude]
+        by_state: dict[State, list[Worker]] = {state: [] for state in State}
+        for worker in self.workers.all:
+            by_state[worker.state(now)].append(worker)
+        best = by_state[State.READY] or by_state[State.EJECTED] or by_state[State.UNHEALTHY]
+        candidates = [worker for worker in best if worker.target.uid not in exclude]
         if not candidates:
             return None
         facts = self._facts(candidates, prompt, now)
@@ -169,11 +172,11 @@ class PoolRouter:
 
         An engine computes at least the prompt's last token, so a hit ends at the last engine block before it.
         """
-        if prompt is None or self._space is None:
+        if prompt is None or not prompt.keys or self._space is None:
             return 0, 0
         size = self._space.index_block_tokens
         engine_block = worker.facts.engine_block_tokens if worker.facts else 1
-        cap = (prompt.tokens - 1) // engine_block * engine_block
+        cap = max(0, prompt.tokens - 1) // engine_block * engine_block
         matched = min(max(match.blocks, predicted) * size, cap)
         return matched, min(match.host_blocks * size, matched)
 
@@ -189,6 +192,7 @@ class PoolRouter:
         """Set the gauges that show this pool's state."""
         pool, now = self.config.name, self.clock()
         self._refresh()
+        self.predictions.expire(now)
         states = Counter(worker.state(now) for worker in self.workers.all)
         for state in State:
             self.metrics.workers.labels(pool, state.value).set(states[state])
@@ -207,6 +211,9 @@ class RoutedRequest:
 
     def __init__(self, router: PoolRouter, prompt: Prompt | None) -> None:
         self.last: Choice | None = None
+        """The latest pick; its terms say what was expected of the worker."""
+        self.decided_at: float | None = None
+        """When the first pick was made, by the router's clock."""
         self._router = router
         self._prompt = prompt
         self._attempts = 0
@@ -217,6 +224,8 @@ class RoutedRequest:
         if choice is None:
             return None
         self.last = choice
+        if self.decided_at is None:
+            self.decided_at = self._router.clock()
         if self._attempts:
             self._router.metrics.retries.labels(self._router.config.name).inc()
         self._attempts += 1
@@ -254,5 +263,6 @@ class PoolAssignment:
         if self._prediction is not None and not (self._answered and outcome is Outcome.COMPLETED):
             self._router.predictions.withdraw(self._prediction)
         self._worker.ended(outcome, self._router.clock())
-        pool = self._router.config.name
-        self._router.metrics.worker_requests.labels(pool, self._worker.name, outcome.value).inc()
+        if self._router.workers.get(self.worker_id) is self._worker:  # else it is gone, and its series with it
+            pool = self._router.config.name
+            self._router.metrics.worker_requests.labels(pool, self._worker.name, outcome.value).inc()

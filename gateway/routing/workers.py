@@ -44,13 +44,16 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """For people: headers, logs, metrics."""
-        return self.target.name or self.index_id or self.target.address
+        """For people: headers, logs, metrics. Discovery's word, which a restart of the worker does not change."""
+        return self.target.name or self.target.worker_id or self.target.address
 
     def state(self, now: float) -> State:
         if not self.healthy:
             return State.UNHEALTHY
         return State.EJECTED if now < self.ejected_until else State.READY
+
+    def __repr__(self) -> str:
+        return f"Worker({self.name})"
 
     def checked(self, *, healthy: bool, refused: bool = False) -> None:
         """Note a health check. A refused connection is certain; other failures count from the second on."""
@@ -64,7 +67,7 @@ class Worker:
     def ended(self, outcome: Outcome, now: float) -> None:
         """Note how a request ended. Replies below 500 and clients that leave never count against the worker."""
         match outcome:
-            case Outcome.COMPLETED:
+            case Outcome.COMPLETED | Outcome.REFUSED:
                 self.server_errors = self.ejections = 0
             case Outcome.UNREACHABLE | Outcome.BROKEN:
                 self._eject(now)

@@ -121,7 +121,6 @@ def test_the_configuration_is_valid_and_finds_the_workers(values: Document, mani
     assert {"name": "http", "containerPort": pool.kubernetes.port} in engine["ports"]
     assert config.worker.pool == pool.name
     assert config.worker.model == pool.model
-    assert config.worker.index_block_tokens == pool.index_block_tokens
     assert config.worker.model_path == pool.model_path
     services = of_kind(documents, "Service")
     for address in (*config.gateway.indexers, config.worker.indexer):

@@ -201,6 +201,7 @@ SERIES = [
         scraped(pod, "warmroute_gateway_requests_total", "0+20x20", code="502"),
         scraped(pod, "warmroute_gateway_load_only_total", "0+8x20", reason="budget"),
         scraped(pod, "warmroute_gateway_prompt_tokens_total", "0+6000x20"),
+        scraped(pod, "warmroute_gateway_keyed_tokens_total", "0+6000x20"),
         scraped(pod, "warmroute_gateway_matched_tokens_total", "0+4800x20"),
         scraped(pod, "warmroute_gateway_cached_tokens_total", "0+2400x20"),
         scraped(pod, "warmroute_gateway_in_flight_requests", "2+0x20", worker="w1"),

@@ -65,6 +65,7 @@ def test_lists_and_mappings_are_yaml_in_flags_too() -> None:
 
 def test_text_is_taken_as_it_is_and_null_unsets() -> None:
     config = configure("--indexer", "null", "--model", "on", "--worker-id", "123", section="worker")
+    assert config.worker.indexer is None
     assert config.worker.model == "on"
     assert config.worker.worker_id == "123"
     assert configure("--advertise-address", "null", section="worker").worker.advertise_address is None
@@ -94,6 +95,24 @@ def test_a_missing_field_is_named(file: Path) -> None:
     assert "gateway.pools.0.model is missing" in refused("--config", str(file))
 
 
+def test_redis_urls_are_checked() -> None:
+    assert "redis.url: 'foo://x' (from --redis-url)" in refused("--redis-url", "foo://x")
+    assert "redis.url" in refused("--redis-url", "redis://host:port")
+    assert configure("--redis-url", "rediss://:p%40ss@[::1]:6380/1").redis.url.startswith("rediss")
+
+
+def test_two_pools_need_two_names() -> None:
+    assert "two pools have the name" in refused("--pools", '[{"model": "a"}, {"model": "b"}]')
+    assert "two pools have the model" in refused(
+        "--pools", '[{"name": "a", "model": "m"}, {"name": "b", "model": "m"}]'
+    )
+
+
+@pytest.mark.parametrize("indexers", ["[indexer]", "[':1']", "['a:0']", "['a:70000']", "['a..b:1']", "['::1:80']"])
+def test_indexers_are_host_and_port(indexers: str) -> None:
+    assert "gateway.indexers.0" in refused("--indexers", indexers)
+
+
 @pytest.mark.parametrize("content", ["[1]", "gateway: 7", "a: b: c", "\x00"])
 def test_files_that_are_no_settings(tmp_path: Path, content: str) -> None:
     path = tmp_path / "bad.yaml"
@@ -105,7 +124,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "cannot be read" in refused("--config", str(tmp_path / "none.yaml"))
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:port", "http://host:1", "user@host:1", "a b:1"])
+@pytest.mark.parametrize(
+    "address", ["", "host", "host:port", "http://host:1", "user@host:1", "a b:1", "a:99999", "::1:80"]
+)
 def test_worker_addresses_are_host_and_port(address: str) -> None:
     assert "gateway.pools.0.workers.0.address" in refused(
         "--pools", f'[{{"model": "m", "workers": [{{"address": "{address}"}}]}}]'

@@ -106,7 +106,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _parse(setting: Setting, text: str, origin: str) -> Any:
     """Text fields are taken as they are, everything else is YAML."""
     if _is_text(setting.info.annotation):
-        return None if text == "null" and setting.info.default is None else text
+        return None if text == "null" and type(None) in typing.get_args(setting.info.annotation) else text
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

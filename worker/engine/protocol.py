@@ -156,6 +156,7 @@ class ChatRequest(GenerationRequest):
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)
     tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property

@@ -125,7 +125,12 @@ class _Server:
         raw, body = await self._read(request, ChatRequest)
         token_ids = await _run(
             raw,
-            lambda: self._tokenizer.encode_chat(body.messages, tools=body.tools, variables=body.chat_template_kwargs),
+            lambda: self._tokenizer.encode_chat(
+                body.messages,
+                tools=body.tools,
+                add_generation_prompt=body.add_generation_prompt,
+                variables=body.chat_template_kwargs,
+            ),
         )
         generation = self._submit(token_ids, body, "messages")
         return await self._answer(request, body, generation, ChatReply(self._model), started)

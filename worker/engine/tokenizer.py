@@ -45,7 +45,9 @@ class EngineTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. `add_special_tokens` adds what the model's post-processor does, such as a BOS."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # The batch call lets go of the interpreter's lock while it works; `encode` holds it for seconds on long texts.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def encode_chat(
@@ -61,7 +63,7 @@ class EngineTokenizer:
         if isinstance(self._template, ChatTemplateError):
             raise self._template
         text = self._template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **(variables or {})
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
         )
         return self.encode(text, add_special_tokens=False)
 

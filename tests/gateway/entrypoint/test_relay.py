@@ -233,7 +233,7 @@ def test_a_worker_that_is_overloaded_is_followed_by_the_next_and_passed_through_
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome"), [(400, Outcome.COMPLETED), (429, Outcome.COMPLETED), (500, Outcome.SERVER_ERROR)]
+    ("status", "outcome"), [(400, Outcome.REFUSED), (429, Outcome.REFUSED), (500, Outcome.SERVER_ERROR)]
 )
 def test_other_errors_of_a_worker_pass_through_without_another_attempt(status: int, outcome: Outcome) -> None:
     async def main() -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import orjson
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gateway.prompts.body import Unkeyed, parse_body
-from gateway.prompts.keyer import INLINE_CHARACTERS, KeySpace, Prompt, PromptKeyer
+from gateway.prompts.keyer import INLINE_CHARACTERS, TEXT_LIMIT, KeySpace, Prompt, PromptKeyer
 from gateway.prompts.tokenizer import PromptTokenizer
 from indexer.keys import prompt_keys
 from warmroute.chat_template import ChatTemplate
@@ -60,6 +62,66 @@ def test_completions_key_their_text_or_ids(keyer: PromptKeyer, smollm2: Path) ->
     assert key(keyer, chat=False, prompt=ids) == expected
 
 
+@pytest.mark.parametrize("ids", [[1, "a"], [-1], [1 << 32], [1.5], [1, None]])
+def test_ids_that_are_none_are_left_to_the_engine(keyer: PromptKeyer, ids: list) -> None:
+    assert key(keyer, chat=False, prompt=ids) == Unkeyed("malformed")
+
+
+@pytest.mark.parametrize("name", ["self", "messages", "tools", "add_generation_prompt", "context", "loop"])
+def test_template_variables_of_any_name_break_nothing(keyer: PromptKeyer, name: str) -> None:
+    plain = key(keyer, messages=CHATS[0])
+    assert key(keyer, messages=CHATS[0], chat_template_kwargs={name: 1}) == plain
+
+
+def test_long_prompts_do_not_stall_the_loop(keyer: PromptKeyer) -> None:
+    """While a megabyte of new text is keyed, the loop goes on turning."""
+    text = "".join(f"word{number} " for number in range(100_000))
+    bodies = [
+        {"messages": [{"role": "user", "content": text}]},
+        {"messages": [{"role": "user", "content": "<|im_end|>" * 100_000}]},
+        {"messages": [{"role": "user", "content": f"m{number}"} for number in range(20_000)]},
+        {"prompt": list(range(40_000)) * 10},
+        {"prompt": text},
+    ]
+
+    async def longest_stall(fields: dict) -> float:
+        parsed = parse_body(orjson.dumps({"model": "m", **fields}), chat="messages" in fields)
+        loop, stalls = asyncio.get_running_loop(), [0.0]
+        work = asyncio.ensure_future(keyer.key(parsed, SPACE))
+        while not work.done():
+            before = loop.time()
+            await asyncio.sleep(0)
+            stalls.append(loop.time() - before)
+        assert isinstance(work.result(), Prompt)
+        return max(stalls)
+
+    for fields in bodies:
+        assert asyncio.run(longest_stall(fields)) < 0.25
+
+
+def test_text_beyond_any_context_is_not_tokenised(keyer: PromptKeyer) -> None:
+    text = "x" * (TEXT_LIMIT + 1)
+    result = key(keyer, chat=False, prompt=text)
+    assert isinstance(result, Unkeyed)
+    assert result.reason == "too_long"
+    assert result.tokens == pytest.approx(len(text) / 4, rel=0.01)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+messages = st.lists(st.fixed_dictionaries({"role": json_values, "content": json_values}), max_size=3)
+NAMES = st.sampled_from(["tools", "chat_template_kwargs", "cache_salt", "add_generation_prompt", "prompt"])
+
+
+@given(messages=messages, more=st.dictionaries(NAMES, json_values), chat=st.booleans())
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_request_makes_it_raise(keyer: PromptKeyer, messages: list, more: dict, chat: bool) -> None:
+    assert isinstance(key(keyer, chat=chat, messages=messages, **more), Prompt | Unkeyed)
+
+
 def test_a_prompt_shorter_than_a_block_has_no_keys(keyer: PromptKeyer) -> None:
     assert key(keyer, chat=False, prompt="hi") == Prompt(1, [])
 
@@ -97,7 +159,7 @@ def test_a_slow_tokenizer_costs_the_budget_and_its_work_is_remembered(smollm2: P
 
     async def scenario() -> None:
         tokenizer.released.clear()
-        assert await keyer.key(body, SPACE) == Unkeyed("budget")
+        assert await keyer.key(body, SPACE) == Unkeyed("budget", body.size // 4)
         tokenizer.released.set()
         async with asyncio.timeout(10):
             while not isinstance(await keyer.key(body, SPACE), Prompt):
@@ -116,7 +178,9 @@ def test_too_many_long_prompts_at_once_go_by_load(smollm2: Path) -> None:
         await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
         tokenizer.released.set()
         results = await asyncio.gather(*work)
-        assert sum(result == Unkeyed("busy") for result in results) == 16
+        assert (
+            sum(result == Unkeyed("busy", body.size // 4) for result, body in zip(results, bodies, strict=True)) == 16
+        )
         assert sum(isinstance(result, Prompt) for result in results) == 64
 
     asyncio.run(scenario())

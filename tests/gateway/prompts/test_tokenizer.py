@@ -41,8 +41,8 @@ def test_a_second_turn_tokenises_only_what_is_new(tokenizer: PromptTokenizer) ->
     assert tokenizer.segmented
     first = "<|im_start|>user\nA question that was asked before<|im_end|>\n"
     tokenizer.encode(first)
-    assert tokenizer.unknown_characters(first) == 0
-    assert tokenizer.unknown_characters(first + "<|im_start|>user\nanother") == len("user\nanother")
+    assert tokenizer.new_characters(first) == 0
+    assert tokenizer.new_characters(first + "<|im_start|>user\nanother") == len("user\nanother")
 
 
 def test_the_memo_stays_within_its_bytes(smollm2: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_memo_stays_within_its_bytes(smollm2: Path) -> None:
         assert tokenizer.memo_size <= 10_000
     tokenizer.encode("x " * 20_000)
     assert tokenizer.memo_size <= 10_000
-    assert tokenizer.unknown_characters("<|im_start|>segment number 499 of many") == 0
+    assert tokenizer.new_characters("<|im_start|>segment number 499 of many") == 0
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_one_slow_check_is_forgiven_and_a_refused_connection_is_not() -> None:
     assert other.state(0) is State.UNHEALTHY
 
 
-@pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.CLIENT_GONE])
+@pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.REFUSED, Outcome.CLIENT_GONE])
 def test_replies_and_leaving_clients_never_eject(outcome: Outcome) -> None:
     worker = healthy()
     for _ in range(10):

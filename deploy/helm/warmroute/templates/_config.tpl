@@ -23,7 +23,6 @@ redis:
 {{- define "warmroute.config.gateway" -}}
 {{- $discovery := dict "namespace" .Release.Namespace "selector" (include "warmroute.poolSelector" .) "port" 8100 -}}
 {{- $pool := dict "name" .Values.pool.name "model" .Values.pool.model "policy" .Values.pool.policy -}}
-{{- $_ := set $pool "index_block_tokens" (int .Values.pool.indexBlockTokens) -}}
 {{- $_ := set $pool "kubernetes" $discovery -}}
 {{- with include "warmroute.modelPath" . }}{{ $_ := set $pool "model_path" . }}{{ end -}}
 {{- $section := dict "host" "0.0.0.0" "port" 8000 "admin_host" "0.0.0.0" "admin_port" 8001 -}}
