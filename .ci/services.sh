@@ -73,9 +73,9 @@ PYTHON
     export WARMROUTE_TEST_HELM=$target
 }
 
-# _services_miniapi: the API server for discovery tests, where the folder beside the repository carries it.
+# _services_miniapi: the API server for discovery tests, where WARMROUTE_CI_MINIAPI names its compressed binary.
 _services_miniapi() {
-    local packed=$_services_here/../shared/bin/miniapi.xz target=$_services_cache/miniapi
+    local packed=${WARMROUTE_CI_MINIAPI:-} target=$_services_cache/miniapi
     [ -n "${WARMROUTE_TEST_MINIAPI:-}" ] && return 0
     if [ -f "$packed" ] && { [ ! -x "$target" ] || [ "$packed" -nt "$target" ]; }; then
         mkdir -p "$_services_cache"

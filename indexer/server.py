@@ -8,6 +8,7 @@ from redis.exceptions import RedisError
 
 from indexer.ledger import UnsuitableRedisError, check_server
 from indexer.service import IndexService
+from warmroute.addresses import address
 from warmroute.admin import AdminServer
 from warmroute.config import IndexerConfig, RedisConfig
 from warmroute.lifecycle import StartupError, cannot_listen, until_signal
@@ -51,7 +52,7 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig) -> None:
             # Redis may come later; /readyz says so until then, and workers are told to come again.
             pass
         try:
-            server.add_insecure_port(f"{config.host}:{config.port}")
+            server.add_insecure_port(address(config.host, config.port))
         except RuntimeError as error:
             raise cannot_listen("indexer.port", config.host, config.port, OSError(str(error))) from error
         try:

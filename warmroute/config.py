@@ -168,7 +168,9 @@ class WorkerConfig(Section):
     port: Port = Field(8100, description="port of the engine's OpenAI API")
     admin_host: str = Field("127.0.0.1", description="address of the admin server")
     admin_port: Port = Field(8003, description="port of /healthz, /readyz, /metrics")
-    advertise_address: str | None = Field(None, description="host:port that gateways know; host:port when left out")
+    advertise_address: HostPort | None = Field(
+        None, description="host:port that gateways know; host:port when left out"
+    )
     worker_id: str | None = Field(None, description="unique id, such as the pod's UID; random when left out")
     indexer: HostPort | None = Field("127.0.0.1:50051", description="host:port of the indexer; null publishes nothing")
     pool: Name = Field("default", description="the pool this worker belongs to")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
+
+from warmroute.addresses import address
 
 
 class StartupError(Exception):
@@ -15,7 +16,7 @@ class StartupError(Exception):
 
 def cannot_listen(setting: str, host: str, port: int, error: OSError) -> StartupError:
     return StartupError(
-        f"{setting}: cannot listen on {host}:{port}: {error.strerror or error}. "
+        f"{setting}: cannot listen on {address(host, port)}: {error.strerror or error}. "
         "Stop what listens there or choose another port"
     )
 
@@ -25,30 +26,32 @@ async def until_signal(
 ) -> None:
     """Run background tasks until SIGINT or SIGTERM, or until one of them ends.
 
-    On a signal `before_end` runs while the tasks still do; a second signal cuts it short. A task that raises raises
-    here; one that returns ends the wait too. All are cancelled and awaited at the end.
+    On a signal `before_end` runs while the tasks still do; a second signal, or a task that ends, cuts it short. A task
+    that raises raises here; one that returns ends the wait too. All are cancelled and awaited at the end.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    running: list[asyncio.Future[Any]] = [loop.create_task(task) for task in (stop.wait(), *tasks)]
+    work: list[asyncio.Future[Any]] = [loop.create_task(task) for task in tasks]
+    waits: list[asyncio.Future[Any]] = [loop.create_task(stop.wait())]
     try:
-        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await _first_to_end([*work, *waits])
         if before_end is not None and stop.is_set():
             stop.clear()
-            ending = asyncio.ensure_future(before_end())
-            running += [ending, loop.create_task(stop.wait())]
-            await asyncio.wait(running[-2:], return_when=asyncio.FIRST_COMPLETED)
-            if ending.done():
-                ending.result()
+            waits += [asyncio.ensure_future(before_end()), loop.create_task(stop.wait())]
+            await _first_to_end([*work, *waits[1:]])
     finally:
-        for task in running:
+        for task in (*work, *waits):
             task.cancel()
-        for task in running:
-            with suppress(asyncio.CancelledError):
-                await task
+        # What the others raise while they are cancelled must not hide why the first one ended.
+        await asyncio.gather(*work, *waits, return_exceptions=True)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+
+async def _first_to_end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Wait until one ends, and raise what it raised."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()

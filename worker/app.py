@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 import warmroute
 from indexer.keys import tokenizer_digest
+from warmroute.addresses import address
 from warmroute.admin import AdminServer
 from warmroute.config import WorkerConfig
 from warmroute.lifecycle import StartupError, cannot_listen, until_signal
@@ -91,7 +92,7 @@ def _publisher(config: WorkerConfig, model_path: Path, runner: EngineRunner, met
     identity = Identity(
         pool=config.pool,
         worker_id=config.worker_id or uuid.uuid4().hex,
-        address=config.advertise_address or f"{config.host}:{config.port}",
+        address=config.advertise_address or address(config.host, config.port),
         model=config.model,
         engine="builtin",
         engine_version=warmroute.__version__,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from warmroute.addresses import address
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -22,8 +24,8 @@ class Target:
 
     @property
     def address(self) -> str:
-        """host:port, with an IPv6 host in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        """host:port, as workers write it."""
+        return address(self.host, self.port)
 
 
 OnTargets = Callable[[tuple[Target, ...]], None]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from gateway.entrypoint.http import Header, Request, end_to_end, render_headers
 from gateway.entrypoint.upstream_connection import ReplyHead
+from warmroute.addresses import address
 
 _REPLACED = frozenset(
     {
@@ -35,7 +36,7 @@ def request_head(request: Request, host: str, port: int, body_bytes: int) -> byt
         headers.append((b"x-forwarded-for", b", ".join(forwarded)))
     if body_bytes or request.method in _WITH_BODY:
         headers.append((b"content-length", b"%d" % body_bytes))
-    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    authority = address(host, port)
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
         request.method.encode("ascii"),
         request.target,

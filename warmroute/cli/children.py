@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -85,14 +86,22 @@ class Child:
 
 
 def stop_all(children: Sequence[Child]) -> None:
-    """End the children, the last started first: gateways drain before their workers go."""
+    """End the children, the last started first: gateways drain before their workers go.
+
+    Further signals are ignored meanwhile: the wait has a deadline, and nothing may be left behind.
+    """
+    former = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     deadline = time.monotonic() + STOP_SECONDS
-    for child in reversed(children):
-        child.terminate()
-        if child.name.startswith("gateway"):
+    try:
+        for child in reversed(children):
+            child.terminate()
+            if child.name.startswith("gateway"):
+                child.wait(deadline)
+        for child in children:
             child.wait(deadline)
-    for child in children:
-        child.wait(deadline)
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def free_ports(count: int) -> list[int]:
@@ -108,11 +117,13 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_taken(host: str, port: int) -> bool:
-    """Whether listening on the port would fail."""
+    """Whether something listens on the port already. Raises OSError where listening fails for another reason."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return True
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return True
+            raise
     return False

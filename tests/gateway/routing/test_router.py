@@ -41,10 +41,17 @@ class Pool:
         self.router = PoolRouter(
             settings, self.follower, self.reports, metrics, clock=lambda: self.now, random=Random(7)
         )
-        self.router.use_tokenizer(TOKENIZER)
         self.slots = 0
+        self.use(TOKENIZER)
         self.targets([Target(name, "10.0.0.1", 8000 + number, worker_id=name) for number, name in enumerate(names)])
         for name in names:
+            self.hold(name, [])
+
+    def use(self, tokenizer: str) -> None:
+        """Say which tokenizer gateway and workers have; workers say so in Hello."""
+        self.fingerprint = pool_fingerprint(index_block_tokens=64, base_model="m", tokenizer=tokenizer)
+        self.router.use_tokenizer(tokenizer)
+        for name in list(self.follower.mirror.workers):
             self.hold(name, [])
 
     def targets(self, targets: list[Target]) -> None:
@@ -58,7 +65,7 @@ class Pool:
         mirror.open_slot(self.slots)
         mirror.add(self.slots, "device", keys)
         fields = {"address": name, "model": "m", "engine": "e", "engine_version": "0", "engine_block_tokens": 16}
-        fields |= {"index_block_tokens": 64, "fingerprint": FINGERPRINT, "publishes_events": True, **facts}
+        fields |= {"index_block_tokens": 64, "fingerprint": self.fingerprint, "publishes_events": True, **facts}
         mirror.set_worker(name, self.slots, WorkerFacts(**fields))
 
     def report(self, name: str, waiting_tokens: int, age: float = 0.0) -> None:
@@ -213,6 +220,61 @@ def test_excluded_workers_are_not_asked_again_and_doubtful_ones_only_for_want_of
     pool.router.workers.get("a").checked(healthy=True)
     assert pool.assign(prompt(64)).worker_id == "a"
     assert RoutedRequest(pool.router, None).assign({"a"}) is None
+
+
+def test_a_healthy_worker_in_ejection_is_asked_before_dead_ones() -> None:
+    pool = Pool()
+    for name in ("b", "c", "d"):
+        pool.router.workers.get(name).checked(healthy=False, refused=True)
+    pool.router.workers.get("a").ended(Outcome.BROKEN, pool.now)
+    assert {pool.assign(prompt(64)).worker_id for _ in range(20)} == {"a"}
+
+
+def test_a_refused_request_leaves_no_prediction() -> None:
+    pool = Pool()
+    refused = pool.assign(prompt(640))
+    refused.first_byte()
+    refused.close(Outcome.REFUSED)
+    assert pool.router.predictions.keys == 0
+
+
+def test_an_empty_prompt_matches_nothing() -> None:
+    assert Pool().assign(Prompt(0, [])).matched_tokens == 0
+
+
+def test_a_prompt_without_keys_books_its_estimate_and_goes_by_load() -> None:
+    pool = Pool(("a", "b"))
+    first = pool.assign(Prompt(5000, []))
+    assert pool.router.reservations.of(first.worker_id).pending_tokens == 5000
+    assert pool.assign(prompt(640)).worker_id != first.worker_id
+
+
+def test_a_worker_that_is_gone_leaves_no_series_behind() -> None:
+    pool = Pool(("a", "b"))
+    assignment = pool.assign(prompt(64))
+    pool.targets([])
+    assignment.close(Outcome.COMPLETED)
+    name = "warmroute_gateway_worker_requests_total"
+    assert pool.metric(name, pool="p", worker=assignment.worker_id, outcome="completed") is None
+
+
+def test_predictions_expire_without_traffic() -> None:
+    pool = Pool()
+    assignment = pool.assign(prompt(640))
+    assignment.first_byte()
+    assignment.close(Outcome.COMPLETED)
+    pool.now += 3
+    pool.router.publish_gauges()
+    assert pool.metric("warmroute_mirror_predicted_keys", pool="p") == 0
+
+
+def test_each_foreign_fingerprint_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    pool = Pool(("a", "b", "c"))
+    for _ in range(5):
+        for name in ("a", "b"):
+            pool.hold(name, [], fingerprint=f"foreign-{name}")
+        pool.router.key_space()
+    assert len(caplog.records) == 2
 
 
 def test_workers_that_key_otherwise_are_routed_by_load() -> None:
