@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
-from redis.asyncio import Redis
 
 from gateway.app import App, Pool
 from gateway.discovery.static import static_targets
@@ -30,7 +29,7 @@ from warmroute.admin import AdminServer
 from warmroute.config import GatewayConfig, PoolConfig, RedisConfig
 from warmroute.lifecycle import StartupError, cannot_listen, until_signal
 from warmroute.metrics import GatewayMetrics
-from warmroute.redis_client import connect
+from warmroute.redis_client import Client, connect
 
 if TYPE_CHECKING:
     from gateway.discovery.kubernetes import KubernetesDiscovery
@@ -43,7 +42,7 @@ GAUGES_SECONDS = 1.0
 class Gateway:
     """Owns everything of one gateway process."""
 
-    def __init__(self, config: GatewayConfig, redis: Redis) -> None:
+    def __init__(self, config: GatewayConfig, redis: Client) -> None:
         self.config = config
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
@@ -59,7 +58,7 @@ class Gateway:
         self.admin = AdminServer(self.registry, self.readiness)
         self._discoveries: list[KubernetesDiscovery] = []
 
-    def _pool(self, config: PoolConfig, redis: Redis) -> Pool:
+    def _pool(self, config: PoolConfig, redis: Client) -> Pool:
         follower = Follower(redis, Part(config.name), self.metrics)
         router = PoolRouter(config, follower, self._reports, self.metrics, clock=time.monotonic)
         keyer: PromptKeyer | None = None

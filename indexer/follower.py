@@ -15,17 +15,31 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from indexer.layout import TIERS, LogDelta, LogDrop, LogEntry, LogWorker, Part, WorkerRecord, decode_entry, to_unsigned
+from indexer.layout import (
+    TIERS,
+    LogDelta,
+    LogDrop,
+    LogEntry,
+    LogWorker,
+    MalformedError,
+    Part,
+    WorkerRecord,
+    decode_entry,
+    to_unsigned,
+)
 from indexer.mirror import Mirror
 from warmroute.metrics import GatewayMetrics
+from warmroute.redis_client import Client
 
 logger = logging.getLogger(__name__)
 
 BLOCK_MS: Final = 500
-ENTRIES_A_READ: Final = 64
+# At most 8 MB of full deltas.
+ENTRIES_A_READ: Final = 256
+# About 1 ms of work between two turns of the loop.
+KEYS_A_SLICE: Final = 2000
 BUCKETS_A_READ: Final = 4
 BEATS_EVERY_SECONDS: Final = 1.0
 LATE_MS: Final = 10_000
@@ -44,7 +58,7 @@ class Follower:
     """Keeps `mirror` and `late` current. `run` is the one task; its owner cancels it."""
 
     def __init__(
-        self, redis: Redis, part: Part, metrics: GatewayMetrics, *, new_mirror: Callable[[], Mirror] = Mirror
+        self, redis: Client, part: Part, metrics: GatewayMetrics, *, new_mirror: Callable[[], Mirror] = Mirror
     ) -> None:
         self.part = part
         self.mirror = new_mirror()
@@ -56,6 +70,7 @@ class Follower:
         self._metrics = metrics
         self._new_mirror = new_mirror
         self._last_id = "0-0"
+        self._since_yield = 0
         self._beats_read_at = -BEATS_EVERY_SECONDS
         self._connected_gauge = metrics.mirror_connected.labels(part.pool)
         self._lag_gauge = metrics.mirror_lag_seconds.labels(part.pool)
@@ -80,15 +95,15 @@ class Follower:
                 except LogBrokenError as broken:
                     reason = broken.reason
                     logger.info("the index log of %s is broken (%s): reading it again", self.part.prefix, reason)
+                    await asyncio.sleep(RETRY_SECONDS[0] * random.uniform(0.5, 1.0))
                 except (RedisError, OSError) as error:
                     if self.connected or not self.booted:
                         logger.warning("index of %s out of reach, routing on what is known: %s", self.part.pool, error)
                     self._set_connected(connected=False)
                     await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                     delay = min(delay * 2, RETRY_SECONDS[1])
-                except (KeyError, TypeError, ValueError):
-                    # A malformed record or entry: another program wrote into our keys, or a bug did.
-                    logger.exception("malformed data in the index of %s: reading it again", self.part.prefix)
+                except MalformedError as error:
+                    logger.error("index of %s: %s; reading it again", self.part.prefix, error)  # noqa: TRY400
                     self._set_connected(connected=False)
                     reason = "error"
                     await asyncio.sleep(delay * random.uniform(0.5, 1.0))
@@ -107,8 +122,12 @@ class Follower:
             worker_id, record = unread.popitem()
             await self._read_slot(mirror, record.slot, record.buckets)
             mirror.set_worker(worker_id, record.slot, record.facts)
-            for changed in await self._apply_new(mirror, block_ms=None):
-                unread.pop(changed, None)
+            # Up to its end: a boot that falls behind a busy log would meet its trimmed part and start over for ever.
+            at_end = False
+            while not at_end:
+                changed, at_end = await self._apply_new(mirror, block_ms=None)
+                for worker_id in changed:
+                    unread.pop(worker_id, None)
         self.mirror = mirror
         self.booted = True
         self._publish_sizes()
@@ -120,11 +139,11 @@ class Follower:
         for tier in TIERS:
             count = buckets.get(tier, 0)
             for first in range(0, count, BUCKETS_A_READ):
-                async with self._redis.pipeline(transaction=False) as pipeline:
+                async with self._redis.deadline(), self._redis.pipeline(transaction=False) as pipeline:
                     for bucket in range(first, min(first + BUCKETS_A_READ, count)):
                         pipeline.smembers(self.part.bucket_key(slot, tier, bucket))
                     for members in await pipeline.execute():
-                        mirror.add(slot, tier, [to_unsigned(int(member)) for member in members])
+                        mirror.add(slot, tier, [_key(member) for member in members])
 
     # --- follow ------------------------------------------------------------------------------------------------------
 
@@ -137,11 +156,14 @@ class Follower:
                 await self._read_beats()
                 self._publish_sizes()
 
-    async def _apply_new(self, mirror: Mirror, *, block_ms: int | None) -> list[str]:
-        """Apply what the log has past the last entry; returns the workers whose slot changed."""
+    async def _apply_new(self, mirror: Mirror, *, block_ms: int | None) -> tuple[list[str], bool]:
+        """Apply what the log has past the last entry; returns the workers whose slot changed, and whether that was the
+        log's end."""
         changed: list[str] = []
+        read = 0
         reply = await self._redis.xread({self.part.key("log"): self._last_id}, ENTRIES_A_READ, block_ms)
         for _, entries in reply or ():
+            read += len(entries)
             for raw_id, fields in entries:
                 previous, entry = decode_entry(fields)
                 if previous != self._last_id:
@@ -150,9 +172,14 @@ class Follower:
                 self._last_id = raw_id.decode()
                 if isinstance(entry, LogWorker | LogDrop):
                     changed.append(entry.worker_id)
+                elif isinstance(entry, LogDelta):
+                    self._since_yield += entry.size
+                    if self._since_yield >= KEYS_A_SLICE:
+                        self._since_yield = 0
+                        await asyncio.sleep(0)  # the relay's turn
             self._entries_counter.inc(len(entries))
             self._lag_gauge.set(max(0.0, time.time() - int(self._last_id.split("-")[0]) / 1000))
-        return changed
+        return changed, read < ENTRIES_A_READ
 
     async def _apply(self, mirror: Mirror, entry: LogEntry | None) -> None:
         match entry:
@@ -202,6 +229,13 @@ class Follower:
     def _publish_sizes(self) -> None:
         for tier in TIERS:
             self._metrics.mirror_keys.labels(self.part.pool, tier).set(self.mirror.tier_size(tier))
+
+
+def _key(member: bytes) -> int:
+    try:
+        return to_unsigned(int(member))
+    except ValueError as error:
+        raise MalformedError(f"{member[:40]!r} is no key") from error
 
 
 def _id(entry_id: str) -> tuple[int, int]:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import quote
@@ -34,6 +35,10 @@ MEAN_BUCKET_KEYS: Final = 384
 
 _SIGN: Final = 1 << 63
 _WRAP: Final = 1 << 64
+
+
+class MalformedError(ValueError):
+    """What lies in Redis is not this layout: another program wrote it, a newer release, or a bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +129,19 @@ class WorkerRecord:
 
     @classmethod
     def decode(cls, worker_id: str, packed: bytes) -> WorkerRecord:
-        record = msgpack.unpackb(packed)
-        return cls(
-            worker_id=worker_id,
-            slot=record["slot"],
-            epoch=record["epoch"],
-            seq=record["seq"],
-            # Lua cannot tell an empty map from an empty list.
-            buckets=record["buckets"] or {},
-            facts=WorkerFacts.from_json(record["facts"]),
-        )
+        """Raises MalformedError."""
+        with _malformed(f"the record of worker {worker_id}"):
+            record = msgpack.unpackb(packed)
+            _check_version(record["v"])
+            return cls(
+                worker_id=worker_id,
+                slot=record["slot"],
+                epoch=record["epoch"],
+                seq=record["seq"],
+                # Lua cannot tell an empty map from an empty list.
+                buckets=record["buckets"] or {},
+                facts=WorkerFacts.from_json(record["facts"]),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +152,11 @@ class LogDelta:
     slot: int
     added: Mapping[Tier, Sequence[int]]
     removed: Mapping[Tier, Sequence[int]]
+
+    @property
+    def size(self) -> int:
+        """Keys in all, and one for the entry itself."""
+        return 1 + sum(map(len, self.added.values())) + sum(map(len, self.removed.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,25 +193,46 @@ def decode_entry(fields: Mapping[bytes, bytes]) -> tuple[str, LogEntry | None]:
     """One log entry: the id of the entry before it, and what it says.
 
     None stands for a kind that this release does not know: a newer one wrote it, and following goes on. Raises
-    KeyError, TypeError or ValueError for a malformed entry.
+    MalformedError.
     """
-    previous = fields[b"p"].decode()
-    kind = fields[b"k"]
-    worker_id = fields[b"w"].decode()
-    if kind == b"delta":
-        tiers = msgpack.unpackb(fields[b"keys"])
-        return previous, LogDelta(
-            worker_id,
-            int(fields[b"s"]),
-            {tier: unpack_keys(packed[0]) for tier, packed in tiers.items() if tier in TIERS},
-            {tier: unpack_keys(packed[1]) for tier, packed in tiers.items() if tier in TIERS},
-        )
-    if kind == b"worker":
-        return previous, LogWorker(
-            worker_id,
-            int(fields[b"s"]),
-            int(fields[b"r"]),
-            msgpack.unpackb(fields[b"b"]) or {},
-            WorkerFacts.from_json(fields[b"f"]),
-        )
-    return previous, LogDrop(worker_id) if kind == b"drop" else None
+    with _malformed("a log entry"):
+        _check_version(int(fields[b"v"]))
+        previous = fields[b"p"].decode()
+        match fields[b"k"]:
+            case b"delta":
+                tiers = msgpack.unpackb(fields[b"keys"])
+                return previous, LogDelta(
+                    fields[b"w"].decode(),
+                    int(fields[b"s"]),
+                    {tier: unpack_keys(packed[0]) for tier, packed in tiers.items() if tier in TIERS},
+                    {tier: unpack_keys(packed[1]) for tier, packed in tiers.items() if tier in TIERS},
+                )
+            case b"worker":
+                return previous, LogWorker(
+                    fields[b"w"].decode(),
+                    int(fields[b"s"]),
+                    int(fields[b"r"]),
+                    msgpack.unpackb(fields[b"b"]) or {},
+                    WorkerFacts.from_json(fields[b"f"]),
+                )
+            case b"drop":
+                return previous, LogDrop(fields[b"w"].decode())
+            case _:
+                return previous, None
+
+
+def _check_version(version: int) -> None:
+    """A writer names the oldest release that can read it."""
+    if version > LAYOUT_VERSION:
+        raise MalformedError(f"version {version}, and this release reads up to {LAYOUT_VERSION}: upgrade it")
+
+
+@contextmanager
+def _malformed(what: str) -> Iterator[None]:
+    """Every fault of shape as one error."""
+    try:
+        yield
+    except MalformedError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise MalformedError(f"{what} is malformed: {error!r}") from error

@@ -29,7 +29,7 @@ end
 
 local function append(...)
   local last = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
-  redis.call('XADD', log, 'MAXLEN', '~', ARGV[2], '*', 'p', last[1] and last[1][1] or '0-0', ...)
+  redis.call('XADD', log, 'MAXLEN', '~', ARGV[2], '*', 'v', 1, 'p', last[1] and last[1][1] or '0-0', ...)
 end
 
 local function append_worker(worker, record, replaced)
@@ -166,7 +166,7 @@ function operations.delta()
   return {'ok'}
 end
 
--- beat log_entries (worker token epoch seq)* -> ok, then the workers whose stream must start over
+-- beat log_entries (worker token epoch seq)* -> ok, then which of them (from 0) must start over
 function operations.beat()
   local now, reply = now_ms(), {'ok'}
   for at = 3, #ARGV, 4 do
@@ -175,7 +175,7 @@ function operations.beat()
     if record and record.seq >= tonumber(ARGV[at + 3]) then
       redis.call('ZADD', beats, now, ARGV[at])
     else
-      table.insert(reply, ARGV[at])
+      table.insert(reply, (at - 3) / 4)
     end
   end
   return reply

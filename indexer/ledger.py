@@ -6,6 +6,7 @@ which epoch and sequence number, which slot holds its keys) is checked and chang
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,12 @@ from typing import Final, cast
 
 import msgpack
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from indexer.layout import TIERS, Part, Tier, WorkerFacts, bucket_count, encode_delta, to_signed
 from warmroute.metrics import IndexerMetrics
+
+logger = logging.getLogger(__name__)
 
 SCRIPT: Final = files("indexer").joinpath("ledger.lua").read_text(encoding="utf-8")
 SNAPSHOTS_AT_ONCE: Final = 8
@@ -79,10 +82,22 @@ class Ownership:
 
 
 class Ledger:
-    """One part of one pool. All methods raise RedisError when Redis is out of reach or refuses the write."""
+    """One part of one pool. All methods raise RedisError when Redis is out of reach or refuses the write.
 
-    def __init__(self, redis: Redis, part: Part, metrics: IndexerMetrics, *, log_entries: int = 65_536) -> None:
+    `beats` is the client of heartbeats, which must not queue behind writes; the same one when left out.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        part: Part,
+        metrics: IndexerMetrics,
+        *,
+        beats: Redis | None = None,
+        log_entries: int = 65_536,
+    ) -> None:
         self.part = part
+        self._beats = beats or redis
         self._metrics = metrics
         self._log_entries = log_entries
         self._script = redis.register_script(SCRIPT)
@@ -130,24 +145,24 @@ class Ledger:
             *_bucket_arguments(owner.buckets, added, removed),
         )
 
-    async def beat(self, streams: Sequence[tuple[Ownership, int]]) -> list[str]:
+    async def beat(self, streams: Sequence[tuple[Ownership, int]]) -> list[int]:
         """Note the heartbeats of live streams, each with the last sequence number it has written.
 
-        Returns the ids of workers whose stream must start over: the ledger lost them or their last writes, or another
-        stream took them.
+        Returns the positions of streams that must start over: the ledger lost their worker or its last writes, or
+        another stream took it.
         """
         arguments = [argument for owner, seq in streams for argument in (*owner.arguments, seq)]
-        return [worker_id.decode() for worker_id in await self._call("beat", *arguments)]
+        return [int(position) for position in await self._call("beat", *arguments, client=self._beats)]
 
     async def drop_late(self, late_seconds: float) -> list[str]:
         """Drop workers whose heartbeat is this much older than the part's newest; returns their ids."""
-        dropped = await self._call("drop_late", int(late_seconds * 1000), DROPS_A_CALL)
+        dropped = await self._call("drop_late", int(late_seconds * 1000), DROPS_A_CALL, client=self._beats)
         return [worker_id.decode() for worker_id in dropped]
 
-    async def _call(self, operation: str, *arguments: str | bytes | int) -> list[bytes]:
+    async def _call(self, operation: str, *arguments: str | bytes | int, client: Redis | None = None) -> list[bytes]:
         with self._metrics.ledger_seconds.labels(operation).time():
             reply: list[bytes] = await self._script(
-                keys=[self.part.prefix], args=[operation, self._log_entries, *arguments]
+                keys=[self.part.prefix], args=[operation, self._log_entries, *arguments], client=client
             )
         status, *rest = reply
         match status:
@@ -168,7 +183,11 @@ class Ledger:
 
 async def check_server(redis: Redis) -> None:
     """Raise UnsuitableRedisError when the server would evict keys of the index by itself."""
-    memory = await redis.info("memory")
+    try:
+        memory = await redis.info("memory")
+    except NoPermissionError as error:
+        logger.warning("cannot see whether Redis runs maxmemory-policy noeviction, which the index needs: %s", error)
+        return
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise UnsuitableRedisError(

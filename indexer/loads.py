@@ -30,21 +30,24 @@ class LoadTable:
     """Bounded by the open streams of workers: an entry lives as long as its stream."""
 
     def __init__(self) -> None:
-        self._loads: dict[WorkerKey, tuple[pb.Load, float]] = {}
+        self._loads: dict[WorkerKey, tuple[pb.Load, object, float]] = {}
         self._subscriptions: list[Subscription] = []
 
-    def update(self, worker: WorkerKey, load: pb.Load, now: float) -> None:
-        """Note a report; `now` in seconds of any steady clock, the same for `take`."""
-        self._loads[worker] = (load, now)
+    def update(self, worker: WorkerKey, load: pb.Load, stream: object, now: float) -> None:
+        """Note a report of a stream; `now` in seconds of any steady clock, the same for `take`."""
+        self._loads[worker] = (load, stream, now)
         for subscription in self._subscriptions:
             if subscription.wants(worker):
                 subscription.changed.add(worker)
                 subscription.gone.discard(worker)
                 subscription.wake.set()
 
-    def remove(self, worker: WorkerKey) -> None:
-        if self._loads.pop(worker, None) is None:
+    def remove(self, worker: WorkerKey, stream: object) -> None:
+        """A stream ended: its worker is gone, unless a newer stream of it reports already."""
+        known = self._loads.get(worker)
+        if known is None or known[1] is not stream:
             return
+        del self._loads[worker]
         for subscription in self._subscriptions:
             if subscription.wants(worker):
                 subscription.changed.discard(worker)
@@ -67,7 +70,7 @@ class LoadTable:
         """Everything the gateway has not been told, as one message; empty when there is nothing."""
         response = pb.LoadsResponse()
         for worker in subscription.changed:
-            load, received_at = self._loads[worker]
+            load, _, received_at = self._loads[worker]
             response.loads.add(
                 pool=worker[0], worker_id=worker[1], load=load, age_ms=max(0, int((now - received_at) * 1000))
             )

@@ -16,6 +16,7 @@ from indexer.layout import TIERS, Tier, WorkerFacts
 # One big dict would stall the relay for the length of its resize; 4,096 shards keep each under 5,000 keys at the limit.
 SHARDS: Final = 4096
 _MASK: Final = SHARDS - 1
+SWEEP_KEYS: Final = 3000
 DEFAULT_KEY_LIMIT: Final = 20_000_000
 
 Shards = list[dict[int, int]]
@@ -168,12 +169,14 @@ class Mirror:
         self._sizes["host"] = 0
         return freed > 0
 
-    def sweep(self, shards: int = 64) -> bool:
-        """Clear retired slots from the next few shards; says whether there is more to do."""
+    def sweep(self, shards: int | None = None) -> bool:
+        """Clear retired slots from the next few shards, about 1 ms of work; says whether there is more to do."""
         if not self._sweeping:
             if not self._retired:
                 return False
             self._sweeping, self._retired, self._next_shard = self._retired, 0, 0
+        if shards is None:
+            shards = max(1, min(64, SWEEP_KEYS * SHARDS // (self.size + 1)))
         stop = min(self._next_shard + shards, SHARDS)
         for tier in TIERS:
             for number in range(self._next_shard, stop):

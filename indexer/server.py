@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import grpc
 from prometheus_client import CollectorRegistry
-from redis.exceptions import RedisError
 
-from indexer.ledger import UnsuitableRedisError, check_server
+from indexer.ledger import UnsuitableRedisError
 from indexer.service import IndexService
 from warmroute.addresses import address
 from warmroute.admin import AdminServer
@@ -17,6 +16,7 @@ from warmroute.redis_client import connect
 from warmroute.v1 import index_pb2_grpc
 
 GRACE_SECONDS = 2.0
+BEAT_CONNECTIONS = 2
 
 
 def server_options(config: IndexerConfig) -> list[tuple[str, int]]:
@@ -36,21 +36,14 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig) -> None:
     """Run until SIGINT or SIGTERM. Raises StartupError."""
     registry = CollectorRegistry()
     metrics = IndexerMetrics(registry)
-    redis = connect(redis_config)
-    service = IndexService(redis, config, metrics)
+    redis, beats = connect(redis_config), connect(redis_config, connections=BEAT_CONNECTIONS)
+    service = IndexService(redis, config, metrics, beats=beats)
     admin = AdminServer(
         registry, lambda: (service.ledger_up, {"ledger": "up" if service.ledger_up else "out of reach"})
     )
     server = grpc.aio.server(options=server_options(config))
     index_pb2_grpc.add_IndexServiceServicer_to_server(service, server)
     try:
-        try:
-            await check_server(redis)
-        except UnsuitableRedisError as error:
-            raise StartupError(f"redis.url: {error}") from error
-        except RedisError:
-            # Redis may come later; /readyz says so until then, and workers are told to come again.
-            pass
         try:
             server.add_insecure_port(address(config.host, config.port))
         except RuntimeError as error:
@@ -60,8 +53,13 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig) -> None:
         except OSError as error:
             raise cannot_listen("indexer.admin_port", config.admin_host, config.admin_port, error) from error
         await server.start()
-        await until_signal(service.run())
+        try:
+            # Redis may come later: /readyz says so until then, and workers are told to come again.
+            await until_signal(service.run())
+        except UnsuitableRedisError as error:
+            raise StartupError(f"redis.url: {error}") from error
     finally:
         await server.stop(GRACE_SECONDS)
         await admin.stop()
         await redis.aclose()
+        await beats.aclose()

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from indexer.layout import Part
-from indexer.ledger import Ledger
+from indexer.ledger import Ledger, check_server
 from indexer.loads import LoadTable
 from indexer.session import SILENCE_SECONDS, Claim, Session
 from indexer.validation import FORMAT_VERSION, RefusedError
@@ -39,10 +39,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class IndexService(index_pb2_grpc.IndexServiceServicer):
     """The servicer. `run` beats and sweeps until cancelled; its owner must watch it."""
 
-    def __init__(self, redis: Redis, config: IndexerConfig, metrics: IndexerMetrics) -> None:
+    def __init__(
+        self, redis: Redis, config: IndexerConfig, metrics: IndexerMetrics, *, beats: Redis | None = None
+    ) -> None:
+        """`beats` is a client of its own for heartbeats, so that they do not wait for a place among the writes."""
         self.loads = LoadTable()
         self.ledger_up = False
         self._redis = redis
+        self._beats = beats or redis
         self._config = config
         self._metrics = metrics
         self._ledgers: dict[str, Ledger] = {}
@@ -62,10 +66,15 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             async with asyncio.timeout(SILENCE_SECONDS) as end:
                 session = Session(self._ledger, self.loads, self._metrics, end)
                 self._sessions.add(session)
-                while (request := await context.read()) is not grpc.aio.EOF:
-                    response = await session.answer(request)
-                    if response is not None:
-                        await context.write(response)
+                try:
+                    while (request := await context.read()) is not grpc.aio.EOF:
+                        response = await session.answer(request)
+                        if response is not None:
+                            await context.write(response)
+                finally:
+                    # Before the deadline's scope ends: from here on nothing may move the deadline.
+                    self._sessions.discard(session)
+                    session.close()
         except TimeoutError:
             await self._refuse(context, grpc.StatusCode.ABORTED, session.end_reason if session else "")
         except RefusedError as error:
@@ -73,17 +82,15 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         except RedisError as error:
             self._metrics.ledger_errors.labels("publish").inc()
             await self._refuse(context, grpc.StatusCode.UNAVAILABLE, f"the ledger is out of reach: {error}")
-        finally:
-            if session is not None:
-                self._sessions.discard(session)
-                session.close()
 
     def _ledger(self, pool: str) -> Ledger:
         ledger = self._ledgers.get(pool)
         if ledger is None:
             if len(self._ledgers) >= POOL_LIMIT:
                 raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"hello.pool: more than {POOL_LIMIT} pools")
-            ledger = Ledger(self._redis, Part(pool), self._metrics, log_entries=self._config.log_entries)
+            ledger = Ledger(
+                self._redis, Part(pool), self._metrics, beats=self._beats, log_entries=self._config.log_entries
+            )
             self._ledgers[pool] = ledger
         return ledger
 
@@ -109,17 +116,23 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         with self.loads.subscribe(frozenset(request.pools)) as subscription, subscribers.track_inprogress():
             while True:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(subscription.wake.wait(), LOADS_HEARTBEAT_SECONDS)
+                    async with asyncio.timeout(LOADS_HEARTBEAT_SECONDS):
+                        await subscription.wake.wait()
                 yield self.loads.take(subscription, time.monotonic())
                 await asyncio.sleep(LOADS_BATCH_SECONDS)
 
     # --- housekeeping ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Write heartbeats, end streams that the ledger lost, drop workers that are long silent."""
+        """Write heartbeats, end streams that the ledger lost, drop workers that are long silent.
+
+        Raises UnsuitableRedisError when a server that comes into reach would evict keys of the index.
+        """
         drop_at = time.monotonic() + DROP_SECONDS
         while True:
             try:
+                if not self.ledger_up:
+                    await check_server(self._beats)
                 await self._beat()
                 if time.monotonic() >= drop_at:
                     drop_at = time.monotonic() + DROP_SECONDS
@@ -141,12 +154,11 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             if session.claim is not None:
                 streams[session.claim.ledger].append((session, session.claim))
         if not streams:
-            await self._redis.ping()
+            await self._beats.ping()
         for ledger, claims in streams.items():
-            lost = set(await ledger.beat([(claim.owner, session.seq) for session, claim in claims]))
-            for session, claim in claims:
-                if claim.owner.worker_id in lost:
-                    session.kick("the ledger lost this stream's worker or its last writes; connect again")
+            for position in await ledger.beat([(claim.owner, session.seq) for session, claim in claims]):
+                session, _ = claims[position]
+                session.kick("the ledger lost this stream's worker or its last writes; connect again")
 
     async def _drop_late(self) -> None:
         for pool, ledger in self._ledgers.items():

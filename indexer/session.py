@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import grpc
+from redis.exceptions import RedisError
 
 from indexer.layout import WorkerFacts
 from indexer.ledger import (
@@ -35,6 +36,7 @@ from warmroute.v1 import index_pb2 as pb
 
 # Loads come every 100 ms and are the heartbeat; a stream silent for this long is half open.
 SILENCE_SECONDS: Final = 15.0
+LEDGER_RETRY_MS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,11 @@ class Claim:
 
 
 class Session:
-    """The state of one stream. `answer` takes one message and returns the reply to send, if any."""
+    """The state of one stream. `answer` takes one message and returns the reply to send, if any.
+
+    While the ledger is out of reach an open stream goes on: its loads still reach the gateways, and its worker is told
+    to come with a snapshot later. A new stream needs the ledger for its Hello.
+    """
 
     def __init__(
         self, ledger_of: Callable[[str], Ledger], loads: LoadTable, metrics: IndexerMetrics, end: asyncio.Timeout
@@ -60,6 +66,7 @@ class Session:
         self.claim: Claim | None = None
         self.seq = 0
         self.end_reason = f"nothing came for {SILENCE_SECONDS:.0f} s"
+        self._closed = False
         self._ledger_of = ledger_of
         self._loads = loads
         self._metrics = metrics
@@ -69,16 +76,24 @@ class Session:
 
     def kick(self, reason: str) -> None:
         """End the stream from outside: the worker connects again and starts with Hello."""
+        if self._closed or self._end.expired():
+            return
         self.end_reason = reason
         self._end.reschedule(asyncio.get_running_loop().time())
 
     def close(self) -> None:
+        """The stream is ending; nothing can end it any more."""
+        if self._closed:
+            return
+        self._closed = True
         if self.claim is not None:
-            self._loads.remove(self.claim.worker)
+            self._loads.remove(self.claim.worker, self)
             self._metrics.publish_streams.labels(self.claim.pool).dec()
 
     async def answer(self, request: pb.PublishRequest) -> pb.PublishResponse | None:
         """Raises RefusedError to end the stream with its status, RedisError when the ledger is out of reach."""
+        if self._end.expired():
+            raise RefusedError(grpc.StatusCode.ABORTED, self.end_reason)
         self._end.reschedule(asyncio.get_running_loop().time() + SILENCE_SECONDS)
         kind = request.WhichOneof("body")
         claim = self.claim
@@ -116,7 +131,7 @@ class Session:
 
     def _load(self, claim: Claim, load: pb.Load) -> pb.PublishResponse | None:
         check_load(load)
-        self._loads.update(claim.worker, load, time.monotonic())
+        self._loads.update(claim.worker, load, self, time.monotonic())
         if load.epoch != claim.owner.epoch:
             raise RefusedError(grpc.StatusCode.ABORTED, "load.epoch: a new epoch starts a new stream with Hello")
         if load.seq != self.seq and not self._snapshotting:
@@ -127,12 +142,19 @@ class Session:
         seq = check_seq("delta.seq", delta.seq)
         added = check_keys("delta.added", delta.added, claim.facts)
         removed = check_keys("delta.removed", delta.removed, claim.facts)
+        if delta.epoch != claim.owner.epoch:
+            raise RefusedError(grpc.StatusCode.ABORTED, "delta.epoch: a new epoch starts a new stream with Hello")
         if self._snapshotting or self.seq == 0:
             return self._want_snapshot("a delta needs a snapshot before it")
         try:
             await claim.ledger.delta(claim.owner, seq=seq, added=added, removed=removed)
         except OutOfOrderError as error:
             return self._want_snapshot(str(error))
+        except RedisError:
+            # The stream goes on, so that loads still reach the gateways; a snapshot settles what was written.
+            self._metrics.ledger_errors.labels("delta").inc()
+            self.seq = 0
+            return self._want_snapshot("the ledger is out of reach")
         self.seq = seq
         self._metrics.deltas.labels(claim.pool).inc()
         self._metrics.keys.labels(claim.pool, "add").inc(sum(map(len, added.values())))
@@ -149,6 +171,9 @@ class Session:
             await claim.ledger.snapshot_chunk(claim.owner, seq=seq, chunk=chunk.chunk, last=chunk.last, held=held)
         except SnapshotDeferredError as error:
             return pb.PublishResponse(snapshot_deferred=pb.SnapshotDeferred(retry_after_ms=error.retry_after_ms))
+        except RedisError:
+            self._metrics.ledger_errors.labels("snapshot").inc()
+            return pb.PublishResponse(snapshot_deferred=pb.SnapshotDeferred(retry_after_ms=LEDGER_RETRY_MS))
         except OutOfOrderError as error:
             return self._want_snapshot(f"snapshot.chunk {chunk.chunk} is {error}")
         self._metrics.keys.labels(claim.pool, "snapshot").inc(sum(map(len, held.values())))

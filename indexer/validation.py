@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -14,7 +15,9 @@ from warmroute.v1 import index_pb2 as pb
 FORMAT_VERSION: Final = 1
 NAME_LIMIT: Final = 256
 LIST_LIMIT: Final = 1024
-CAPACITY_LIMIT: Final = 100_000_000
+# 640 million tokens at 64 a block. Every gateway walks a worker's buckets when its keys are read.
+CAPACITY_LIMIT: Final = 10_000_000
+_DIGEST: Final = re.compile("([0-9a-f]{64})?")
 # The script does arithmetic on sequence numbers, and Lua's numbers are doubles.
 SEQ_LIMIT: Final = 1 << 53
 
@@ -52,6 +55,10 @@ def check_hello(hello: pb.Hello) -> WorkerFacts:
             raise invalid(f"hello.{field}", f"{len(getattr(hello, field))} items", f"send at most {LIST_LIMIT}")
     for adapter in hello.adapters:
         _check_length("hello.adapters", adapter)
+    for file in hello.files:
+        _check_name("hello.files.name", file.name)
+        if not _DIGEST.fullmatch(file.digest):
+            raise invalid("hello.files.digest", file.digest, "use the SHA-256 as 64 lower-case hexadecimal digits")
     capacity = _capacity(hello)
     _check_fingerprint(hello)
     return WorkerFacts(

@@ -9,10 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from redis.asyncio import Redis
-
 from warmroute.config import RedisConfig
-from warmroute.redis_client import connect
+from warmroute.redis_client import Client, connect
 
 
 async def eventually(condition: Callable[[], Any], *, within: float = 10.0, what: str = "") -> Any:
@@ -30,7 +28,7 @@ async def eventually(condition: Callable[[], Any], *, within: float = 10.0, what
 
 
 @asynccontextmanager
-async def redis_client(url: str) -> AsyncIterator[Redis]:
+async def redis_client(url: str) -> AsyncIterator[Client]:
     client = connect(RedisConfig(url=url))
     try:
         yield client

@@ -157,7 +157,7 @@ class IndexerConfig(Section):
     admin_port: Port = Field(8002, description="port of /healthz, /readyz, /metrics")
     log_entries: int = Field(65_536, ge=1000, description="entries kept in each part's log")
     late_drop_seconds: float = Field(600.0, ge=20, description="silence after which a worker is dropped")
-    max_message_bytes: int = Field(4_194_304, ge=65_536, description="largest gRPC message, in bytes")
+    max_message_bytes: int = Field(4_194_304, ge=262_144, description="largest gRPC message, in bytes")
     max_streams: int = Field(2000, ge=1, description="most open streams of workers")
 
 

@@ -115,7 +115,11 @@ class IndexBlocks:
                 if parent is None:
                     self.orphaned += 1
                     return
-            node = self._link(event, parent)
+            try:
+                node = self._link(event, parent)
+            except (OverflowError, TypeError, ValueError):  # token ids or names that are none
+                self.skipped += 1
+                return
         node.copies += 1
         if node.copies == 1:
             for key in self._keys_through(node):
@@ -182,5 +186,9 @@ class IndexBlocks:
 
 
 def capacity_keys(*, cache_tokens: int, index_block_tokens: int) -> int:
-    """How many index blocks a cache of `cache_tokens` can hold at most."""
+    """How many index blocks a cache of `cache_tokens` holds when prompts part at index blocks.
+
+    Prompts that share the beginning of an index block give one key each for fewer tokens; the ledger's sets then
+    outgrow their compact encoding, which costs memory and nothing else.
+    """
     return max(1, cache_tokens // index_block_tokens)

@@ -15,7 +15,8 @@ from worker.events import Tier
 from worker.index_blocks import Changes
 
 TIERS: Final[tuple[Tier, ...]] = ("device", "host")
-DELTA_KEYS: Final = 16_384
+# 32 KB in the log, and up to 2 ms of a gateway's loop.
+DELTA_KEYS: Final = 4096
 CHUNK_KEYS: Final = 16_384
 
 KeysByTier = Mapping[Tier, list[int]]
@@ -72,11 +73,16 @@ class PublishState:
 
     def reset(self, epoch: int) -> None:
         """The cache is empty and a new epoch begins: nothing of the old one will be sent any more."""
+        self.renew(epoch)
+        for tier in TIERS:
+            self._held[tier].clear()
+
+    def renew(self, epoch: int) -> None:
+        """The same cache under a new epoch: everything held is sent again, as a snapshot."""
         self.epoch = epoch
         self.seq = 0
         self.in_flight = None
         for tier in TIERS:
-            self._held[tier].clear()
             self._pending[tier] = Changes()
 
     def resume(self, *, ledger_seq: int, snapshot_wanted: bool) -> Resume:

@@ -85,7 +85,8 @@ class PromptKeyer:
         work.add_done_callback(self._finished)
         try:
             # Shielded: what is late for this request is remembered for the next one.
-            return await asyncio.wait_for(asyncio.shield(work), self._budget_seconds)
+            async with asyncio.timeout(self._budget_seconds):
+                return await asyncio.shield(work)
         except TimeoutError:
             return Unkeyed("budget", estimate)
 

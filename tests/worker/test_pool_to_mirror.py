@@ -50,7 +50,7 @@ class PublishedMachine(SchedulerMachine):
         if cleared:
             self.snapshot()
         while (delta := self.state.next_delta()) is not None:
-            fields = {b"p": b"0-0", b"k": b"delta", b"w": b"w", b"s": b"%d" % self.slot}
+            fields = {b"v": b"1", b"p": b"0-0", b"k": b"delta", b"w": b"w", b"s": b"%d" % self.slot}
             _, entry = decode_entry({**fields, b"keys": encode_delta(delta.added, delta.removed)})
             assert isinstance(entry, LogDelta)
             for tier, keys in entry.removed.items():

