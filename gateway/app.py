@@ -40,6 +40,15 @@ class Pool:
     def name(self) -> str:
         return self.router.config.name
 
+    @property
+    def routing(self) -> str:
+        """How prompts are routed now, and if only by load, why."""
+        if self.keyer is None:
+            return "by load: no tokenizer (model_path)"
+        if self.router.key_space() is None:
+            return "by load: no worker in the index keys with this tokenizer"
+        return "by cache and load"
+
 
 class App:
     """The handler of `gateway.entrypoint.server.Server`."""
@@ -93,6 +102,10 @@ class App:
         return NO_POOL
 
     async def _generate(self, request: Request, reply: Reply, *, chat: bool) -> str:
+        coding = request.header(b"content-encoding")
+        if coding is not None and coding.lower() != b"identity":
+            send_error(reply, 415, "send the body without Content-Encoding", code="unsupported_content_encoding")
+            return NO_POOL
         try:
             body = parse_body(request.body, chat=chat)
         except BadRequestError as error:

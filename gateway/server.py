@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
@@ -25,6 +26,7 @@ from gateway.routing.router import PoolRouter
 from gateway.routing.workers import State, Worker
 from indexer.follower import Follower
 from indexer.layout import Part
+from warmroute.addresses import address
 from warmroute.admin import AdminServer
 from warmroute.config import GatewayConfig, PoolConfig, RedisConfig
 from warmroute.lifecycle import StartupError, cannot_listen, until_signal
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from gateway.discovery.kubernetes import KubernetesDiscovery
 
 logger = logging.getLogger(__name__)
-
-GAUGES_SECONDS = 1.0
 
 
 class Gateway:
@@ -55,7 +55,7 @@ class Gateway:
         app = App(config, self.pools, self.upstreams, self.metrics)
         self.server = Server(app, config, on_refusal=app.count)
         self.health = HealthChecks(self._workers)
-        self.admin = AdminServer(self.registry, self.readiness)
+        self.admin = AdminServer(self.registry, self.readiness, before_scrape=self._set_gauges)
         self._discoveries: list[KubernetesDiscovery] = []
 
     def _pool(self, config: PoolConfig, redis: Client) -> Pool:
@@ -77,7 +77,7 @@ class Gateway:
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Everything that runs in the background; whoever runs them notices when one ends."""
-        tasks: list[Coroutine[Any, Any, None]] = [self._reports.run(), self.health.run(), self._gauges()]
+        tasks: list[Coroutine[Any, Any, None]] = [self._reports.run(), self.health.run()]
         for pool in self.pools.values():
             config = pool.router.config
             tasks.append(pool.router.follower.run())
@@ -95,35 +95,35 @@ class Gateway:
     def _take_targets(self, router: PoolRouter, targets: tuple[Target, ...]) -> None:
         static = static_targets(router.config.workers)
         names = {target.uid for target in targets}
-        gone = router.workers.set_targets([*targets, *(target for target in static if target.uid not in names)])
+        gone = router.set_targets([*targets, *(target for target in static if target.uid not in names)])
         for worker in gone:
             logger.info("worker %s of pool %s is gone", worker.name, router.config.name)
             for outcome in Outcome:
                 with suppress(KeyError):
                     self.metrics.worker_requests.remove(router.config.name, worker.name, outcome.value)
 
-    async def _gauges(self) -> None:
-        while True:
-            self.metrics.in_flight_requests.clear()
-            self.metrics.pending_tokens.clear()
-            for pool in self.pools.values():
-                pool.router.publish_gauges()
-            await asyncio.sleep(GAUGES_SECONDS)
+    def _set_gauges(self) -> None:
+        self.metrics.in_flight_requests.clear()
+        self.metrics.pending_tokens.clear()
+        for pool in self.pools.values():
+            pool.router.publish_gauges()
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Ready while a worker is: a gateway that has lost its index still routes, and says so."""
+        """Ready while a worker can be asked, ejected ones included, since they are asked when there is no other. A
+        gateway that has lost its index still routes, and says so."""
         now = time.monotonic()
+        serving = False
         pools = {}
         for pool in self.pools.values():
             router = pool.router
-            ready = sum(worker.state(now) is State.READY for worker in router.workers.all)
+            states = Counter(worker.state(now) for worker in router.workers.all)
+            serving = serving or states[State.READY] + states[State.EJECTED] > 0
             pools[pool.name] = {
-                "ready_workers": ready,
+                "ready_workers": states[State.READY],
                 "workers": len(router.workers),
                 "index": "connected" if router.follower.connected else "out of reach",
-                "keyed": router.key_space() is not None and pool.keyer is not None,
+                "routing": pool.routing,
             }
-        serving = any(pool["ready_workers"] for pool in pools.values())
         synced = all(discovery.synced for discovery in self._discoveries)
         return serving and synced and not self.draining, {"draining": self.draining, "pools": pools}
 
@@ -152,6 +152,7 @@ async def serve(config: GatewayConfig, redis_config: RedisConfig) -> None:
                 await gateway.server.start()
             except OSError as error:
                 raise cannot_listen("gateway.port", config.host, config.port, error) from error
+            logger.info("listening on %s", address(config.host, gateway.server.port))
             await until_signal(*gateway.tasks(), before_end=partial(_drain, gateway))
         finally:
             await gateway.stop()
@@ -160,7 +161,7 @@ async def serve(config: GatewayConfig, redis_config: RedisConfig) -> None:
 
 
 async def _drain(gateway: Gateway) -> None:
-    """Fail readiness, stop listening, let streams finish within the grace. Whoever ends the gateway waits before the
-    signal until load balancers have forgotten it (the chart's preStop does)."""
+    """Fail readiness, give load balancers time to see it, stop listening, let streams finish within the grace."""
     gateway.draining = True
+    await asyncio.sleep(gateway.config.unready_seconds)
     await gateway.server.drain()

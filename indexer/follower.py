@@ -71,6 +71,7 @@ class Follower:
         self._new_mirror = new_mirror
         self._last_id = "0-0"
         self._since_yield = 0
+        self._complained = False
         self._beats_read_at = -BEATS_EVERY_SECONDS
         self._connected_gauge = metrics.mirror_connected.labels(part.pool)
         self._lag_gauge = metrics.mirror_lag_seconds.labels(part.pool)
@@ -97,8 +98,9 @@ class Follower:
                     logger.info("the index log of %s is broken (%s): reading it again", self.part.prefix, reason)
                     await asyncio.sleep(RETRY_SECONDS[0] * random.uniform(0.5, 1.0))
                 except (RedisError, OSError) as error:
-                    if self.connected or not self.booted:
+                    if not self._complained:
                         logger.warning("index of %s out of reach, routing on what is known: %s", self.part.pool, error)
+                    self._complained = True
                     self._set_connected(connected=False)
                     await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                     delay = min(delay * 2, RETRY_SECONDS[1])
@@ -223,6 +225,9 @@ class Follower:
             await asyncio.sleep(0 if more else 0.25)
 
     def _set_connected(self, *, connected: bool) -> None:
+        if connected and not self.connected:
+            logger.info("following the index of %s", self.part.pool)
+            self._complained = False
         self.connected = connected
         self._connected_gauge.set(connected)
 

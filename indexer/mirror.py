@@ -71,6 +71,11 @@ class Mirror:
         """Every worker of the ledger, those that hold nothing included."""
         return {worker_id: worker.facts for worker_id, worker in self._workers.items()}
 
+    @property
+    def slots(self) -> Mapping[str, int]:
+        """The slot of every worker; 0 for one that holds nothing."""
+        return {worker_id: worker.slot for worker_id, worker in self._workers.items()}
+
     def facts(self, worker_id: str) -> WorkerFacts | None:
         worker = self._workers.get(worker_id)
         return worker.facts if worker else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import grpc
 from prometheus_client import CollectorRegistry
 
@@ -14,6 +16,8 @@ from warmroute.lifecycle import StartupError, cannot_listen, until_signal
 from warmroute.metrics import IndexerMetrics
 from warmroute.redis_client import connect
 from warmroute.v1 import index_pb2_grpc
+
+logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 2.0
 BEAT_CONNECTIONS = 2
@@ -53,6 +57,7 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig) -> None:
         except OSError as error:
             raise cannot_listen("indexer.admin_port", config.admin_host, config.admin_port, error) from error
         await server.start()
+        logger.info("listening on %s", address(config.host, config.port))
         try:
             # Redis may come later: /readyz says so until then, and workers are told to come again.
             await until_signal(service.run())

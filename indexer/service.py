@@ -87,6 +87,9 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         ledger = self._ledgers.get(pool)
         if ledger is None:
             if len(self._ledgers) >= POOL_LIMIT:
+                used = {session.claim.pool for session in self._sessions if session.claim is not None}
+                self._ledgers = {name: known for name, known in self._ledgers.items() if name in used}
+            if len(self._ledgers) >= POOL_LIMIT:
                 raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"hello.pool: more than {POOL_LIMIT} pools")
             ledger = Ledger(
                 self._redis, Part(pool), self._metrics, beats=self._beats, log_entries=self._config.log_entries
@@ -129,6 +132,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         Raises UnsuitableRedisError when a server that comes into reach would evict keys of the index.
         """
         drop_at = time.monotonic() + DROP_SECONDS
+        complained = False
         while True:
             try:
                 if not self.ledger_up:
@@ -141,9 +145,9 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                     logger.info("the ledger is in reach")
                 self.ledger_up = True
             except RedisError as error:
-                if self.ledger_up:
+                if self.ledger_up or not complained:
                     logger.warning("the ledger is out of reach: %s", error)
-                self.ledger_up = False
+                self.ledger_up, complained = False, True
                 self._metrics.ledger_errors.labels("beat").inc()
             self._metrics.ledger_up.set(self.ledger_up)
             await asyncio.sleep(BEAT_SECONDS)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import grpc
 from redis.exceptions import RedisError
 
-from indexer.layout import WorkerFacts
+from indexer.layout import Tier, WorkerFacts
 from indexer.ledger import (
     EpochSupersededError,
     Ledger,
@@ -67,6 +67,8 @@ class Session:
         self.seq = 0
         self.end_reason = f"nothing came for {SILENCE_SECONDS:.0f} s"
         self._closed = False
+        # Keys of the slot as this stream knows them; a stream that goes on without a snapshot starts to count anew.
+        self._keys = 0
         self._ledger_of = ledger_of
         self._loads = loads
         self._metrics = metrics
@@ -146,6 +148,7 @@ class Session:
             raise RefusedError(grpc.StatusCode.ABORTED, "delta.epoch: a new epoch starts a new stream with Hello")
         if self._snapshotting or self.seq == 0:
             return self._want_snapshot("a delta needs a snapshot before it")
+        growth = self._check_growth(claim, "delta.added", added, removed)
         try:
             await claim.ledger.delta(claim.owner, seq=seq, added=added, removed=removed)
         except OutOfOrderError as error:
@@ -156,6 +159,7 @@ class Session:
             self.seq = 0
             return self._want_snapshot("the ledger is out of reach")
         self.seq = seq
+        self._keys += growth
         self._metrics.deltas.labels(claim.pool).inc()
         self._metrics.keys.labels(claim.pool, "add").inc(sum(map(len, added.values())))
         self._metrics.keys.labels(claim.pool, "remove").inc(sum(map(len, removed.values())))
@@ -167,6 +171,9 @@ class Session:
         if chunk.epoch != claim.owner.epoch:
             raise RefusedError(grpc.StatusCode.ABORTED, "snapshot.epoch: a new epoch starts a new stream with Hello")
         self._snapshotting, self._wanted = True, False
+        if chunk.chunk == 0:
+            self._keys = 0
+        growth = self._check_growth(claim, "snapshot.held", held, {})
         try:
             await claim.ledger.snapshot_chunk(claim.owner, seq=seq, chunk=chunk.chunk, last=chunk.last, held=held)
         except SnapshotDeferredError as error:
@@ -176,12 +183,29 @@ class Session:
             return pb.PublishResponse(snapshot_deferred=pb.SnapshotDeferred(retry_after_ms=LEDGER_RETRY_MS))
         except OutOfOrderError as error:
             return self._want_snapshot(f"snapshot.chunk {chunk.chunk} is {error}")
+        self._keys += growth
         self._metrics.keys.labels(claim.pool, "snapshot").inc(sum(map(len, held.values())))
         if chunk.last:
             self._snapshotting = False
             self.seq = seq
             self._metrics.snapshots.labels(claim.pool).inc()
         return pb.PublishResponse(ack=pb.Ack(seq=seq, chunk=chunk.chunk))
+
+    def _check_growth(
+        self, claim: Claim, field: str, added: Mapping[Tier, list[int]], removed: Mapping[Tier, list[int]]
+    ) -> int:
+        """How many keys a write adds on balance; refuses more than the worker's cache can have."""
+        facts = claim.facts
+        # Prompts that part within an index block give a key for every engine block.
+        most = sum(facts.capacity.values()) * max(1, facts.index_block_tokens // facts.engine_block_tokens)
+        growth = sum(map(len, added.values())) - sum(map(len, removed.values()))
+        if self._keys + growth > most:
+            raise RefusedError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{field}: {self._keys + growth} keys are refused: hello.capacity allows {most} in all; say there what "
+                "the cache can hold",
+            )
+        return growth
 
     def _want_snapshot(self, reason: str) -> pb.PublishResponse | None:
         """Ask once; the answer is on its way until chunk 0 comes."""

@@ -15,7 +15,11 @@ Readiness = Callable[[], tuple[bool, dict[str, Any]]]
 class AdminServer:
     """aiohttp on a port of its own, so that probes and scrapes never share the data path's connections."""
 
-    def __init__(self, registry: CollectorRegistry, ready: Readiness) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, ready: Readiness, *, before_scrape: Callable[[], None] | None = None
+    ) -> None:
+        """`before_scrape` sets gauges that are not worth keeping current all the time."""
+        self._before_scrape = before_scrape
         self.app = web.Application()
         self.app.router.add_get("/healthz", self._healthz)
         self.app.router.add_get("/readyz", self._readyz)
@@ -50,4 +54,6 @@ class AdminServer:
         return web.json_response({"ready": ready, **details}, status=200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        if self._before_scrape is not None:
+            self._before_scrape()
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

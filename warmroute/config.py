@@ -74,7 +74,12 @@ class RedisConfig(Section):
 
 
 class StaticWorker(Section):
-    """A worker at a fixed address."""
+    """A worker at a fixed address; host:port alone will do."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_address(cls, value: object) -> object:
+        return {"address": value} if isinstance(value, str) else value
 
     address: HostPort = Field(description="host:port")
     worker_id: str | None = Field(None, description="the id it publishes under; joined by address when left out")
@@ -136,7 +141,10 @@ class GatewayConfig(Section):
         0.1, gt=0, description="time for template, tokens and keys; past it a request is routed by load"
     )
     attempts: int = Field(3, ge=1, le=10, description="workers tried before the first byte")
-    drain_seconds: float = Field(30.0, ge=0, description="how long streams may finish after SIGTERM")
+    unready_seconds: float = Field(
+        0.0, ge=0, description="how long to accept requests after SIGTERM while /readyz fails already"
+    )
+    drain_seconds: float = Field(30.0, ge=0, description="how long streams may finish after that")
 
     @model_validator(mode="after")
     def _check_pools(self) -> Self:

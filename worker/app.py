@@ -54,7 +54,8 @@ async def serve(config: WorkerConfig) -> None:
         runner = create_engine(config, model_path, take_events)
         tokenizer = EngineTokenizer.from_folder(model_path)
     except ModelError as error:
-        raise StartupError(f"worker.model_path: {error}") from error
+        prefix = "" if str(error).startswith("worker.") else "worker.model_path: "
+        raise StartupError(f"{prefix}{error}") from error
     registry = CollectorRegistry()
     if config.indexer is not None:
         publisher = _publisher(config, model_path, runner, WorkerMetrics(registry))
@@ -70,6 +71,7 @@ async def serve(config: WorkerConfig) -> None:
             await admin.start(config.admin_host, config.admin_port)
         except OSError as error:
             raise cannot_listen("worker.admin_port", config.admin_host, config.admin_port, error) from error
+        logger.info("listening on %s, serving %s", address(config.host, config.port), config.model)
         await until_signal(_watch(runner), *([publisher.run()] if publisher is not None else []))
     finally:
         if http is not None:
@@ -118,5 +120,5 @@ async def _watch(runner: EngineRunner) -> None:
 
 def _readiness(runner: EngineRunner, publisher: Publisher | None) -> tuple[bool, dict[str, object]]:
     """An engine without its indexer still serves; it is then routed by load."""
-    index = "off" if publisher is None else "connected" if publisher.connected else "out of reach"
+    index = "off" if publisher is None else "connected" if publisher.connected else publisher.trouble
     return runner.healthy, {"engine": "running" if runner.healthy else "failed", "index": index}

@@ -76,6 +76,8 @@ class Publisher:
         self.identity = identity
         self.state = PublishState(new_epoch())
         self.connected = False
+        self.trouble = "not tried yet"
+        """Why the last stream ended."""
         self._indexer = indexer
         self._load = load
         self._metrics = metrics
@@ -109,6 +111,7 @@ class Publisher:
             started_at = time.monotonic()
             reason, detail, answered = await self._run_stream()
             self._set_connected(connected=False)
+            self.trouble = f"{reason}: {detail}" if detail else reason
             self._metrics.reconnects.labels(reason).inc()
             if reason in {"new_epoch", "age"}:
                 delay = shortest
@@ -184,5 +187,7 @@ class Publisher:
         return response.welcome
 
     def _set_connected(self, *, connected: bool) -> None:
+        if connected and not self.connected:
+            logger.info("publishing to indexer %s as %s", self._indexer, self.identity.worker_id)
         self.connected = connected
         self._metrics.connected.set(connected)

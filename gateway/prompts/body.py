@@ -107,7 +107,8 @@ def _text_message(message: Mapping[str, Any]) -> Mapping[str, Any] | Unkeyed:
     for part in content:
         if not isinstance(part, dict):
             return Unkeyed("malformed")
-        if part.get("type") in MEDIA_PARTS:
+        kind = part.get("type")
+        if isinstance(kind, str) and kind in MEDIA_PARTS:
             return Unkeyed("media")
         text = part.get("text")
         if not isinstance(text, str):

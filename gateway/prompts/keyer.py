@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 # 1 ms, and so does tokenising this many characters (1.5 to 2 MB/s); what is larger goes to the thread.
 INLINE_BYTES: Final = 65_536
 INLINE_CHARACTERS: Final = 2_000
-# More text than any context holds today; the thread would work on it for seconds, for a request that fails.
-TEXT_LIMIT: Final = 8_000_000
-PENDING_LIMIT: Final = 64
+# More than any context holds today; the thread would work on it for seconds, for a request that fails.
+SIZE_LIMIT: Final = 8_000_000
+PENDING_LIMIT: Final = 32
 CHARACTERS_PER_TOKEN: Final = 4
 
 
@@ -78,6 +78,8 @@ class PromptKeyer:
             if prompt is not None:
                 return prompt
         estimate = body.size // CHARACTERS_PER_TOKEN
+        if body.size > SIZE_LIMIT:
+            return Unkeyed("too_long", estimate)
         if self._pending >= PENDING_LIMIT:
             return Unkeyed("busy", estimate)
         self._pending += 1
@@ -95,7 +97,7 @@ class PromptKeyer:
 
     def _long_prompt(self, body: RoutedBody, space: KeySpace) -> Prompt | Unkeyed:
         """On the thread."""
-        prompt = self._prompt(body, space, character_limit=TEXT_LIMIT)
+        prompt = self._prompt(body, space, character_limit=SIZE_LIMIT)
         return prompt or Unkeyed("too_long", body.size // CHARACTERS_PER_TOKEN)
 
     def _prompt(self, body: RoutedBody, space: KeySpace, *, character_limit: int) -> Prompt | Unkeyed | None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from random import Random
 
+from gateway.discovery.targets import Target
 from gateway.loads import LoadReports
 from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.routing.assignment import Outcome
@@ -29,7 +30,7 @@ from warmroute.metrics import GatewayMetrics
 logger = logging.getLogger(__name__)
 
 NO_MATCH = Match(0)
-WARNINGS = 16  # different fingerprints that are logged, once each
+WARNINGS = 16  # different complaints that are logged, once each
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,30 @@ class PoolRouter:
         if self._seen == (mirror, mirror.worker_changes):
             return
         self._seen = (mirror, mirror.worker_changes)
-        self.workers.set_index(mirror.workers)
+        self.workers.set_index(mirror.workers, mirror.slots)
+        self._derive_key_space()
+
+    def set_targets(self, targets: Iterable[Target]) -> list[Worker]:
+        """Take discovery's complete set; returns the workers that left."""
+        gone = self.workers.set_targets(targets)
+        self._derive_key_space()
+        return gone
+
+    def _derive_key_space(self) -> None:
+        """What most of the workers that requests can go to key by. Others in the index have no say."""
         spaces: Counter[KeySpace] = Counter()
-        for facts in mirror.workers.values():
+        for facts in (worker.facts for worker in self.workers.all):
+            if facts is None:
+                continue
+            if facts.model != self.config.model and facts.model not in self._warned and len(self._warned) < WARNINGS:
+                self._warned.add(facts.model)
+                logger.warning(
+                    "pool %s: worker %s says that it serves %s, not %s",
+                    self.config.name,
+                    facts.address,
+                    facts.model,
+                    self.config.model,
+                )
             expected = pool_fingerprint(
                 index_block_tokens=facts.index_block_tokens, base_model=facts.model, tokenizer=self._tokenizer_digest
             )
@@ -113,6 +135,9 @@ class PoolRouter:
                     facts.fingerprint,
                     expected,
                 )
+        if len(spaces) > 1 and "mixed" not in self._warned:
+            self._warned.add("mixed")
+            logger.warning("pool %s: its workers key in %d ways; most win: %s", self.config.name, len(spaces), spaces)
         self._space = spaces.most_common(1)[0][0] if spaces else None
 
     # --- picking -----------------------------------------------------------------------------------------------------

@@ -91,6 +91,7 @@ class WorkerTable:
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
         self._index: Mapping[str, WorkerFacts] = {}
+        self._slots: Mapping[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -115,9 +116,9 @@ class WorkerTable:
         self._join()
         return list(former.values())
 
-    def set_index(self, workers: Mapping[str, WorkerFacts]) -> None:
-        """Take the workers of the index: a target is joined by worker_id, else by address."""
-        self._index = workers
+    def set_index(self, workers: Mapping[str, WorkerFacts], slots: Mapping[str, int]) -> None:
+        """Take the workers of the index and their slots: a target is joined by worker_id, else by address."""
+        self._index, self._slots = workers, slots
         self._join()
 
     @property
@@ -125,7 +126,10 @@ class WorkerTable:
         return sum(worker.index_id is None for worker in self._workers.values())
 
     def _join(self) -> None:
-        by_address = {facts.address: worker_id for worker_id, facts in self._index.items()}
+        # A worker that came back under another id leaves its former one in the index for a while: slots are given out
+        # in order, so the newest is the one that lives.
+        by_age = sorted(self._index, key=lambda worker_id: self._slots.get(worker_id, 0))
+        by_address = {self._index[worker_id].address: worker_id for worker_id in by_age}
         for worker in self._workers.values():
             target = worker.target
             worker.index_id = target.worker_id if target.worker_id in self._index else by_address.get(target.address)

@@ -109,7 +109,13 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.fixture(autouse=True)
+def logs_of_failed_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept for the user; here they go with the test."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_up_serves_and_stops_cleanly(number: signal.Signals) -> None:
     with up() as (process, arguments):
         said = read_until(process, "curl -si")
@@ -168,6 +174,15 @@ def test_taken_ports_are_named_with_their_flag() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_redis_that_is_not_there_is_a_message() -> None:
+    (port,) = free_ports(1)
+    url = f"redis://127.0.0.1:{port}/0"
+    done = subprocess.run(command("--redis-url", url), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"--redis-url: {url} does not answer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_redis_that_evicts_is_refused(valkey, redis_url: str) -> None:
     import redis
 
@@ -205,6 +220,9 @@ def test_a_full_disk_is_a_message(tmp_path: Path) -> None:
     ("flags", "said"),
     [
         (["--workers", "0"], "up.workers: 0 (from --workers)"),
+        (["--worker-port", "65535", "--workers", "2"], "--worker-port: ports must lie in 1 to 65535"),
+        (["--host", "nowhere.invalid"], "--host: cannot listen on nowhere.invalid"),
+        (["--redis-url", "localhost:6379"], "up.redis_url: 'localhost:6379'"),
         (["--policy", "fastest"], "up.policy: 'fastest'"),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml cannot be read"),
     ],

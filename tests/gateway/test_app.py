@@ -221,6 +221,17 @@ def test_a_failure_of_our_own_is_a_500_and_counted_as_one() -> None:
     run(scenario())
 
 
+def test_a_compressed_body_is_refused_here() -> None:
+    async def scenario() -> None:
+        async with gate() as gateway, client(gateway.server.port) as connected:
+            lines = [b"POST /v1/chat/completions HTTP/1.1", b"Host: x", b"Content-Encoding: gzip", b"Content-Length: 2"]
+            head = b"\r\n".join([*lines, b"", b"{}"])
+            answer = await connected.ask(head)
+            assert answer.status == 415
+
+    run(scenario())
+
+
 def test_requests_refused_by_the_entrypoint_are_counted() -> None:
     async def scenario() -> None:
         async with gate() as gateway, client(gateway.server.port) as connected:

@@ -273,6 +273,32 @@ def test_a_deferred_snapshot_holds_up_neither_loads_nor_a_reset(redis_url: str) 
     run(scenario())
 
 
+def test_more_keys_than_the_cache_can_have_are_refused(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as index:
+            worker = engine(index.address, "w", capacity_keys=10)
+            worker.publisher.state._held["device"] |= set(range(1, 42))
+            async with running(worker.publisher.run()):
+                refusals = index.service._metrics.refusals.labels("resource_exhausted")
+                await eventually(lambda: refusals._value.get() >= 1)
+                assert "hello.capacity allows 40 in all" in await eventually(lambda: worker.publisher.trouble)
+
+    run(scenario())
+
+
+def test_pools_that_nobody_uses_make_room_for_others(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("indexer.service.POOL_LIMIT", 2)
+
+    async def scenario() -> None:
+        async with indexer(redis_url) as index:
+            for name in ("a", "b", "c", "d"):
+                worker = engine(index.address, "w", pool=name)
+                async with running(worker.publisher.run()):
+                    await eventually(lambda: worker.publisher.connected)  # noqa: B023
+
+    run(scenario())
+
+
 def test_a_refusal_that_would_only_come_again_is_tried_seldom(redis_url: str) -> None:
     async def scenario() -> None:
         async with indexer(redis_url) as index:

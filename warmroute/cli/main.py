@@ -16,8 +16,8 @@ import uvloop
 
 import warmroute
 from warmroute.cli.children import end_with_parent
-from warmroute.cli.settings import ConfigError, add_flags, load
-from warmroute.config import Config
+from warmroute.cli.settings import ConfigError, add_flags, load, unknown_variables
+from warmroute.config import Config, GatewayConfig, WorkerConfig
 from warmroute.lifecycle import StartupError
 
 # 0: done; 1: it failed while running; 2: it was called or configured wrongly, or cannot start.
@@ -38,7 +38,27 @@ class Command:
 def _gateway(config: Config, _: argparse.Namespace) -> int:
     from gateway.server import serve
 
-    return _run_part(serve(config.gateway, config.redis))
+    return _run_part(serve(_with_builtin_model(config.gateway), config.redis))
+
+
+def _with_builtin_model(config: GatewayConfig) -> GatewayConfig:
+    """Give pools of the built-in model its files, as the worker takes them by default."""
+    builtin = WorkerConfig().model
+    if all(pool.model_path is not None or pool.model != builtin for pool in config.pools):
+        return config
+    try:
+        from worker.model_cache import ModelCacheError, ensure_model
+    except ModuleNotFoundError:
+        return config
+    try:
+        folder = ensure_model()
+    except ModelCacheError as error:
+        raise StartupError(f"gateway.pools: model_path of {builtin}: {error}") from error
+    pools = [
+        pool.model_copy(update={"model_path": folder}) if pool.model_path is None and pool.model == builtin else pool
+        for pool in config.pools
+    ]
+    return config.model_copy(update={"pools": tuple(pools)})
 
 
 def _indexer(config: Config, _: argparse.Namespace) -> int:
@@ -64,15 +84,21 @@ def _worker(config: Config, _: argparse.Namespace) -> int:
 def _up(config: Config, _: argparse.Namespace) -> int:
     from warmroute.cli.up import run
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _end_like_ctrl_c()
     return run(config.up)
 
 
 def _demo(config: Config, arguments: argparse.Namespace) -> int:
     from warmroute.cli.demo import run
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _end_like_ctrl_c()
     return run(config.demo, as_json=arguments.json)
+
+
+def _end_like_ctrl_c() -> None:
+    """SIGTERM and a closed terminal end everything as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 COMMANDS = (
@@ -111,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
             stream=sys.stderr,
         )
+        for name in unknown_variables(os.environ, command.name, *command.shared):
+            logging.getLogger("warmroute").warning("the environment variable %s is no setting; it is ignored", name)
         return command.run(config, arguments)
     except (ConfigError, StartupError) as error:
         print(f"warmroute {command.name}: {error}", file=sys.stderr)

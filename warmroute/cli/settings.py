@@ -20,6 +20,10 @@ from pydantic.fields import FieldInfo
 
 from warmroute.config import Config
 
+_SHAPES: Final = {
+    "tuple_type": "give a list, such as [a, b]",
+    "model_type": "give a mapping, such as {name: value}",
+}
 CONFIG_VARIABLE: Final = "WARMROUTE_CONFIG"
 
 
@@ -59,13 +63,29 @@ def add_flags(parser: argparse.ArgumentParser, section: str, *shared: str) -> No
     parser.add_argument("--config", metavar="FILE", help=f"YAML file with all settings [{CONFIG_VARIABLE}]")
     for setting in settings_of(section, *shared):
         default = setting.info.get_default(call_default_factory=True)
-        shown = "" if default is None or isinstance(default, BaseModel | tuple) else f" (default: {default})"
+        if isinstance(default, tuple):
+            default = ",".join(map(str, default))
+        shown = "" if default in (None, "") or isinstance(default, BaseModel) else f" (default: {default})"
         parser.add_argument(
             setting.flag,
             dest=setting.destination,
             metavar="VALUE",
-            help=f"{setting.info.description}{shown} [{setting.variable}]".replace("%", "%%"),
+            help=f"{setting.info.description}{_choices(setting)}{shown} [{setting.variable}]".replace("%", "%%"),
         )
+
+
+def _choices(setting: Setting) -> str:
+    if typing.get_origin(setting.info.annotation) is not typing.Literal:
+        return ""
+    return ": " + ", ".join(typing.get_args(setting.info.annotation))
+
+
+def unknown_variables(environment: Mapping[str, str], section: str, *shared: str) -> list[str]:
+    """Variables that look like settings of this command and are none. Kubernetes sets such ones for Services, so they
+    are no errors."""
+    known = {setting.variable for setting in settings_of(section, *shared)}
+    prefixes = tuple(f"WARMROUTE_{name}_".upper() for name in (section, *shared))
+    return sorted(name for name in environment if name.startswith(prefixes) and name not in known)
 
 
 def load(arguments: argparse.Namespace, environment: Mapping[str, str], section: str, *shared: str) -> Config:
@@ -107,6 +127,8 @@ def _parse(setting: Setting, text: str, origin: str) -> Any:
     """Text fields are taken as they are, everything else is YAML."""
     if _is_text(setting.info.annotation):
         return None if text == "null" and type(None) in typing.get_args(setting.info.annotation) else text
+    if _is_list(setting.info.annotation) and not text.lstrip().startswith(("[", "{", "-", "'", '"')):
+        return [item.strip() for item in text.split(",")]
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -121,6 +143,10 @@ def _is_text(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, str | Path)
 
 
+def _is_list(annotation: Any) -> bool:
+    return typing.get_origin(annotation) is tuple
+
+
 def _describe(error: ValidationError, origins: Mapping[tuple[str, str], str], file: Path | None) -> str:
     lines = []
     for problem in error.errors(include_url=False):
@@ -133,7 +159,8 @@ def _describe(error: ValidationError, origins: Mapping[tuple[str, str], str], fi
             lines.append(f"{name} is missing in {origin}: {_description(location)}")
         else:
             value = repr(problem["input"])[:200]
-            lines.append(f"{name}: {value} (from {origin}) is refused: {problem['msg']}. {_description(location)}")
+            reason = _SHAPES.get(problem["type"], problem["msg"])
+            lines.append(f"{name}: {value} (from {origin}) is refused: {reason}. {_description(location)}".rstrip())
     return "\n".join(lines)
 
 

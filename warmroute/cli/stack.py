@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import redis
 import yaml
 
 from warmroute.addresses import address
@@ -27,6 +28,7 @@ from warmroute.lifecycle import StartupError
 MODEL: Final = "smollm2-135m-instruct"
 POOL: Final = "default"
 POLL_SECONDS: Final = 0.1
+REDIS_SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ class Stack:
 
     def _start(self) -> None:
         plan = self.plan
+        if plan.redis_url:
+            _check_redis(plan.redis_url)
         redis_url = plan.redis_url or self._start_redis()
         indexer = address(plan.host, plan.indexer.main)
         self._part("indexer", plan.indexer, redis={"url": redis_url}, indexer=self._listen(plan.indexer))
@@ -179,10 +183,10 @@ class Stack:
                 if part.child.exit_code is not None:
                     raise PartDiedError(part.child)
             if time.monotonic() >= deadline:
-                names = ", ".join(part.child.name for part in waiting)
+                late = "\n".join(f"  {part.child.name}: {get_json(part.ready_url or '')}" for part in waiting)
                 raise StartupError(
-                    f"not ready within {self.plan.start_seconds:.0f} s: {names}. Their logs are in {self._folder}; "
-                    "give a slow machine more with --start-seconds"
+                    f"not ready within {self.plan.start_seconds:g} s; what each part says of itself:\n{late}\n"
+                    f"Their logs are in {self._folder}; give a slow machine more with --start-seconds"
                 )
             for part in waiting:
                 if self._is_ready(part):
@@ -194,9 +198,9 @@ class Stack:
         details = get_json(part.ready_url or "")
         if details is None or not details.get("ready"):
             return False
-        # The gateway is of use to the demo once it knows every worker and what each one holds.
+        # A gateway is of use once it knows every worker and what each one holds.
         return all(
-            pool["ready_workers"] == len(self.plan.workers) and pool["keyed"]
+            pool["ready_workers"] == len(self.plan.workers) and pool["routing"] == "by cache and load"
             for pool in details.get("pools", {}).values()
         )
 
@@ -223,6 +227,14 @@ def get_json(url: str, timeout_seconds: float = 2.0) -> dict[str, Any] | None:
     except (OSError, HTTPException, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _check_redis(url: str) -> None:
+    try:
+        with redis.Redis.from_url(url, socket_timeout=REDIS_SECONDS, socket_connect_timeout=REDIS_SECONDS) as client:
+            client.ping()
+    except redis.RedisError as error:
+        raise StartupError(f"--redis-url: {url} does not answer: {error}") from error
 
 
 def model_folder() -> Path:

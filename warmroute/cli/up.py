@@ -75,7 +75,12 @@ def _check_ports(config: UpConfig) -> None:
         raise StartupError(f"{', '.join(beyond)}: ports must lie in 1 to {LAST_PORT}, those that follow included")
     every = [number for numbers in ports.values() for number in numbers]
     if len(set(every)) != len(every):
-        raise StartupError(f"two parts would listen on one port ({ports}); choose ports that lie further apart")
+        twice = sorted({number for number in every if every.count(number) > 1})
+        flags = [flag for flag, numbers in ports.items() if set(numbers) & set(twice)]
+        raise StartupError(
+            f"{', '.join(flags)}: two parts would listen on port {', '.join(map(str, twice))}; "
+            "choose ports that lie further apart"
+        )
     try:
         taken = {flag: [port for port in numbers if is_taken(config.host, port)] for flag, numbers in ports.items()}
     except OSError as error:
@@ -83,7 +88,8 @@ def _check_ports(config: UpConfig) -> None:
     lines = [f"  {flag}: {', '.join(map(str, numbers))}" for flag, numbers in taken.items() if numbers]
     if lines:
         raise StartupError(
-            "ports are taken; stop what listens there or choose others with the flag in front:\n" + "\n".join(lines)
+            "ports are taken; stop what listens there or choose others with the flag in front, such as\n"
+            f"  warmroute up --port 9000   or   make up ARGS='--port 9000'\n{chr(10).join(lines)}"
         )
 
 
@@ -106,7 +112,7 @@ def _summary(plan: Plan, stack: Stack) -> str:
             for number, ports in enumerate(plan.workers, start=1)
         ),
         f"  index     {plan.redis_url or 'embedded Valkey, in memory'}",
-        f"  logs      {stack.log_folder}",
+        f"  logs      {stack.log_folder} (removed at the end)",
         "",
         "Try it, twice; the second time the headers say what the index knew:",
         "",

@@ -108,6 +108,8 @@ class GenerationRequest(_Body):
     seed: int | None = Field(None, ge=-SEED_RANGE, lt=SEED_RANGE)
     stop: Annotated[str | list[str] | None, AfterValidator(_stops)] = Field(None, validate_default=True)
     n: int | None = None
+    logprobs: bool | int | None = None
+    response_format: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
@@ -117,6 +119,11 @@ class GenerationRequest(_Body):
     def _check_n(self) -> Self:
         if self.n not in (None, 1):
             raise RequestError("n must be 1: this engine gives one reply a request", param="n")
+        if self.logprobs not in (None, False):
+            raise RequestError("logprobs are not given by this engine: leave them out", param="logprobs")
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            message = "response_format must be text: this engine does not constrain its replies"
+            raise RequestError(message, param="response_format")
         return self
 
     @property

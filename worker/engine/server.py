@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ from worker.engine.replies import ChatReply, CompletionReply, Reply
 from worker.engine.runner import EngineRunner
 from worker.engine.text import Generation, TextPiece
 from worker.engine.tokenizer import EngineTokenizer
+
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8_388_608
 """Larger than any prompt that fits into a context of 100,000 tokens."""
@@ -90,7 +93,13 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         TimeoutError,
     ) as error:
         answer = _describe(error)
-        return _json(answer.body(), answer.status)
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        answer = RequestError(
+            "the engine failed to answer this request", status=500, kind="server_error", code="internal"
+        )
+    headers = {"Retry-After": "1"} if answer.status == 503 else None
+    return _json(answer.body(), answer.status, headers)
 
 
 def _describe(error: Exception) -> RequestError:
@@ -278,5 +287,5 @@ async def _run(raw: bytes, work: Callable[[], list[int]]) -> list[int]:
     return await asyncio.to_thread(work) if len(raw) > INLINE_BODY_BYTES else work()
 
 
-def _json(body: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps(body), content_type="application/json")
+def _json(body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(body), content_type="application/json", headers=headers)

@@ -48,6 +48,7 @@ def test_what_no_worker_could_serve_is_refused(raw: bytes, param: str | None) ->
         ({"messages": [{"role": "user", "content": ["hi"]}]}, "malformed"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "malformed"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "media"),
+        ({"messages": [{"role": "user", "content": [{"type": [], "text": {}}]}]}, "malformed"),
         ({"messages": [USER], "tools": "x"}, "malformed"),
         ({"messages": [USER], "chat_template_kwargs": [1]}, "malformed"),
         ({"messages": [USER], "chat_template": "x"}, "template"),

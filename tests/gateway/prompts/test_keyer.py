@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.prompts.body import Unkeyed, parse_body
-from gateway.prompts.keyer import INLINE_CHARACTERS, TEXT_LIMIT, KeySpace, Prompt, PromptKeyer
+from gateway.prompts.keyer import INLINE_CHARACTERS, SIZE_LIMIT, KeySpace, Prompt, PromptKeyer
 from gateway.prompts.tokenizer import PromptTokenizer
 from indexer.keys import prompt_keys
 from warmroute.chat_template import ChatTemplate
@@ -100,7 +100,7 @@ def test_long_prompts_do_not_stall_the_loop(keyer: PromptKeyer) -> None:
 
 
 def test_text_beyond_any_context_is_not_tokenised(keyer: PromptKeyer) -> None:
-    text = "x" * (TEXT_LIMIT + 1)
+    text = "x" * (SIZE_LIMIT + 1)
     result = key(keyer, chat=False, prompt=text)
     assert isinstance(result, Unkeyed)
     assert result.reason == "too_long"
@@ -179,9 +179,9 @@ def test_too_many_long_prompts_at_once_go_by_load(smollm2: Path) -> None:
         tokenizer.released.set()
         results = await asyncio.gather(*work)
         assert (
-            sum(result == Unkeyed("busy", body.size // 4) for result, body in zip(results, bodies, strict=True)) == 16
+            sum(result == Unkeyed("busy", body.size // 4) for result, body in zip(results, bodies, strict=True)) == 48
         )
-        assert sum(isinstance(result, Prompt) for result in results) == 64
+        assert sum(isinstance(result, Prompt) for result in results) == 32
 
     asyncio.run(scenario())
 

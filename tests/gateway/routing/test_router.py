@@ -55,7 +55,7 @@ class Pool:
             self.hold(name, [])
 
     def targets(self, targets: list[Target]) -> None:
-        self.router.workers.set_targets(targets)
+        self.router.set_targets(targets)
         for worker in self.router.workers.all:
             worker.checked(healthy=True)
 
@@ -284,6 +284,14 @@ def test_workers_that_key_otherwise_are_routed_by_load() -> None:
     assert pool.router.key_space() == KeySpace(FINGERPRINT, 64)
     pool.hold("b", [], fingerprint="another")
     assert pool.router.key_space() is None
+
+
+def test_workers_that_nobody_can_route_to_have_no_say_in_how_prompts_are_keyed() -> None:
+    pool = Pool(("a", "b"))
+    other = pool_fingerprint(index_block_tokens=64, base_model="other", tokenizer=TOKENIZER)
+    for number in range(5):
+        pool.hold(f"stranger-{number}", [], model="other", fingerprint=other, address=f"10.9.9.{number}:1")
+    assert pool.router.key_space() == KeySpace(FINGERPRINT, 64)
 
 
 def test_an_empty_index_gives_no_key_space() -> None:

@@ -83,11 +83,19 @@ def test_joins_by_worker_id_else_by_address_else_not() -> None:
     neither = Target("c", "10.0.0.3", 8100, worker_id="unknown")
     table.set_targets([by_id, by_address, neither])
     assert table.unjoined == 3
-    table.set_index({"uid-1": FACTS, "w2": replace(FACTS, address="10.0.0.2:8100")})
+    table.set_index({"uid-1": FACTS, "w2": replace(FACTS, address="10.0.0.2:8100")}, {})
     assert [table.get(uid).index_id for uid in ("uid-1", "b", "c")] == ["uid-1", "w2", None]
     assert table.unjoined == 1
-    table.set_index({})
+    table.set_index({}, {})
     assert table.unjoined == 3
+
+
+def test_of_two_rows_at_one_address_the_one_with_the_newest_slot_lives() -> None:
+    table = WorkerTable()
+    table.set_targets([Target("a", "10.0.0.1", 8100)])
+    for rows in (["dead", "alive"], ["alive", "dead"]):
+        table.set_index(dict.fromkeys(rows, FACTS), {"dead": 3, "alive": 7})
+        assert table.get("a").index_id == "alive"
 
 
 def test_targets_that_stay_keep_their_history_unless_the_address_moved() -> None:

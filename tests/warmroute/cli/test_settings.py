@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from warmroute.cli.settings import ConfigError, add_flags, load
+from warmroute.cli.settings import ConfigError, add_flags, load, unknown_variables
 from warmroute.config import Config, StaticWorker
 
 
@@ -61,6 +61,19 @@ def test_lists_and_mappings_are_yaml_in_flags_too() -> None:
     config = configure("--indexers", "[a:1, b:2]", "--pools", '[{"model": "m", "weights": {"w": 0.5}}]')
     assert config.gateway.indexers == ("a:1", "b:2")
     assert config.gateway.pools[0].weights.w == 0.5
+
+
+def test_lists_may_be_separated_by_commas_and_workers_be_plain_addresses() -> None:
+    config = configure("--indexers", "a:1, b:2", "--pools", '[{"model": "m", "workers": ["c:3", {"address": "d:4"}]}]')
+    assert config.gateway.indexers == ("a:1", "b:2")
+    assert [worker.address for worker in config.gateway.pools[0].workers] == ["c:3", "d:4"]
+    assert "give a list, such as [a, b]" in refused("--pools", "{}")
+    assert "give a mapping" in refused("--pools", "[7]")
+
+
+def test_variables_that_only_look_like_settings_are_found() -> None:
+    environment = {"WARMROUTE_GATEWAY_PROT": "1", "WARMROUTE_GATEWAY_PORT": "1", "WARMROUTE_CACHE_DIR": "/x"}
+    assert unknown_variables(environment, "gateway", "redis") == ["WARMROUTE_GATEWAY_PROT"]
 
 
 def test_text_is_taken_as_it_is_and_null_unsets() -> None:
