@@ -107,7 +107,11 @@ COMMANDS = (
         "demo", "hold one scripted conversation, warm and round-robin, and compare", "warmroute demo --json", (), _demo
     ),
     Command(
-        "gateway", "route requests to workers", "warmroute gateway --config warmroute.yaml", ("redis", "log"), _gateway
+        "gateway",
+        "route requests to workers",
+        "warmroute gateway --config warmroute.yaml (docs/by-hand.md has such a file)",
+        ("redis", "log"),
+        _gateway,
     ),
     Command(
         "indexer",

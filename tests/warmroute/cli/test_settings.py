@@ -53,6 +53,15 @@ def test_flags_win_over_environment_over_file_over_defaults(file: Path) -> None:
     assert config.indexer.port == 3
 
 
+def test_the_example_of_the_documentation_is_valid(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/by-hand.md").read_text()
+    path = tmp_path / "warmroute.yaml"
+    path.write_text(page.split("```yaml\n")[1].split("```")[0])
+    config = configure("--config", str(path))
+    assert [worker.address for worker in config.gateway.pools[0].workers] == ["127.0.0.1:8100", "127.0.0.1:8101"]
+    assert config.worker.model == config.gateway.pools[0].model
+
+
 def test_the_file_can_be_named_in_the_environment(file: Path) -> None:
     assert configure(environment={"WARMROUTE_CONFIG": str(file)}).gateway.port == 1
 
