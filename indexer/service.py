@@ -64,7 +64,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         session: Session | None = None
         try:
             async with asyncio.timeout(SILENCE_SECONDS) as end:
-                session = Session(self._ledger, self.loads, self._metrics, end)
+                session = Session(self._ledger, self.loads, self._metrics, end, ledger_up=lambda: self.ledger_up)
                 self._sessions.add(session)
                 try:
                     while (request := await context.read()) is not grpc.aio.EOF:
@@ -165,7 +165,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 session.kick("the ledger lost this stream's worker or its last writes; connect again")
 
     async def _drop_late(self) -> None:
-        for pool, ledger in self._ledgers.items():
+        for pool, ledger in list(self._ledgers.items()):  # pools may come while this waits
             for worker_id in await ledger.drop_late(self._config.late_drop_seconds):
                 logger.info("worker %s of pool %s was silent for long and is dropped", worker_id, pool)
                 self._metrics.dropped_workers.labels(pool).inc()

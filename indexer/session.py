@@ -56,13 +56,22 @@ class Claim:
 class Session:
     """The state of one stream. `answer` takes one message and returns the reply to send, if any.
 
-    While the ledger is out of reach an open stream goes on: its loads still reach the gateways, and its worker is told
-    to come with a snapshot later. A new stream needs the ledger for its Hello.
+    While the ledger is out of reach an open stream goes on: its loads still reach the gateways (but for the one write
+    that finds out), and its worker is told to come with a snapshot later. A new stream needs the ledger for its Hello.
     """
 
     def __init__(
-        self, ledger_of: Callable[[str], Ledger], loads: LoadTable, metrics: IndexerMetrics, end: asyncio.Timeout
+        self,
+        ledger_of: Callable[[str], Ledger],
+        loads: LoadTable,
+        metrics: IndexerMetrics,
+        end: asyncio.Timeout,
+        *,
+        ledger_up: Callable[[], bool],
     ) -> None:
+        """`ledger_up`: whether the last heartbeat reached the ledger; while it did not, writes are not tried, since one
+        that hangs would hold up the loads behind it."""
+        self._ledger_up = ledger_up
         self.claim: Claim | None = None
         self.seq = 0
         self.end_reason = f"nothing came for {SILENCE_SECONDS:.0f} s"
@@ -146,6 +155,8 @@ class Session:
         removed = check_keys("delta.removed", delta.removed, claim.facts)
         if delta.epoch != claim.owner.epoch:
             raise RefusedError(grpc.StatusCode.ABORTED, "delta.epoch: a new epoch starts a new stream with Hello")
+        if not self._ledger_up():
+            self.seq = 0
         if self._snapshotting or self.seq == 0:
             return self._want_snapshot("a delta needs a snapshot before it")
         growth = self._check_growth(claim, "delta.added", added, removed)
@@ -174,6 +185,8 @@ class Session:
         if chunk.chunk == 0:
             self._keys = 0
         growth = self._check_growth(claim, "snapshot.held", held, {})
+        if not self._ledger_up():
+            return pb.PublishResponse(snapshot_deferred=pb.SnapshotDeferred(retry_after_ms=LEDGER_RETRY_MS))
         try:
             await claim.ledger.snapshot_chunk(claim.owner, seq=seq, chunk=chunk.chunk, last=chunk.last, held=held)
         except SnapshotDeferredError as error:

@@ -70,7 +70,7 @@ class RedisConfig(Section):
     """The Redis or Valkey server (7 or newer, maxmemory-policy noeviction) that holds the index."""
 
     url: RedisUrl = Field("redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// URL")
-    timeout_seconds: float = Field(5.0, gt=0, description="deadline of one call, in seconds")
+    timeout_seconds: float = Field(5.0, ge=1, le=10, description="deadline of one call, in seconds")
 
 
 class StaticWorker(Section):

@@ -188,7 +188,7 @@ class IndexBlocks:
 def capacity_keys(*, cache_tokens: int, index_block_tokens: int) -> int:
     """How many index blocks a cache of `cache_tokens` holds when prompts part at index blocks.
 
-    Prompts that share the beginning of an index block give one key each for fewer tokens; the ledger's sets then
-    outgrow their compact encoding, which costs memory and nothing else.
+    Prompts that share the beginning of an index block give one key each for fewer tokens: the indexer allows for that,
+    and the ledger's sets then outgrow their compact encoding, which costs memory.
     """
     return max(1, cache_tokens // index_block_tokens)

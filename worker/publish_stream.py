@@ -86,7 +86,7 @@ class PublishStream:
                     raise StreamEndedError("age")
                 await self._step(now)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(TICK_SECONDS):
+                    async with asyncio.timeout(max(0.0, min(TICK_SECONDS, self._load_due - time.monotonic()))):
                         await self._wake.wait()
             reader.result()
         finally:
@@ -120,7 +120,7 @@ class PublishStream:
         elif waiting and self._chunk_due is None and now - self._sent_at > ANSWER_SECONDS:
             raise TimeoutError
         if now >= self._load_due:
-            self._load_due = now + 0.9 * TICK_SECONDS  # a tick is never short of its load by a hair
+            self._load_due = now + TICK_SECONDS
             await self._write(self._load_message())
 
     def _take(self, response: pb.PublishResponse, now: float) -> None:
@@ -148,7 +148,7 @@ class PublishStream:
 
     async def _send_delta(self, delta: DeltaToSend, now: float) -> None:
         self._sent_at = now
-        self._delta_due = now + 0.9 * TICK_SECONDS
+        self._delta_due = now + TICK_SECONDS
         added, removed = _tier_keys(delta.added), _tier_keys(delta.removed)
         message = pb.Delta(epoch=self._epoch, seq=delta.seq, added=added, removed=removed)
         await self._write(pb.PublishRequest(delta=message))

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 1
 BACKOFF_SECONDS: Final = (0.1, 5.0)
+REFUSALS: Final = frozenset({"invalid_argument", "resource_exhausted"})
 
 _CHANNEL_OPTIONS: Final = [
     ("grpc.keepalive_time_ms", 10_000),
@@ -119,10 +120,11 @@ class Publisher:
             if reason == "failed_precondition" and detail.startswith("hello.epoch"):
                 # The ledger has a newer epoch than this one, which lives: a Hello of an earlier life came late.
                 self.state.renew(new_epoch())
-            # A refusal of what was sent would only come again.
-            delay = longest if reason == "invalid_argument" else shortest if answered else min(delay * 2, longest)
-            log = logger.warning if answered or delay == longest else logger.debug
             lasted = time.monotonic() - started_at
+            worked = answered or lasted > ANSWER_SECONDS
+            # A refusal of what was sent would only come again.
+            delay = longest if reason in REFUSALS else shortest if worked else min(delay * 2, longest)
+            log = logger.warning if worked or delay == longest else logger.debug
             log("stream to indexer %s ended after %.1f s (%s %s), trying again", self._indexer, lasted, reason, detail)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
 

@@ -16,9 +16,9 @@ from warmroute.chat_template import ChatTemplate, ChatTemplateError
 
 logger = logging.getLogger(__name__)
 
-# Work on the loop stalls every stream of the process. Templates, packing and keys of a body of this size take about
-# 1 ms, and so does tokenising this many characters (1.5 to 2 MB/s); what is larger goes to the thread.
-INLINE_BYTES: Final = 65_536
+# Work on the loop stalls every stream of the process. Templates, packing and keys of a body of this size take 1 to
+# 2 ms, tokenising this many characters 1 ms (1.5 to 2 MB/s); what is larger goes to the thread.
+INLINE_BYTES: Final = 32_768
 INLINE_CHARACTERS: Final = 2_000
 # More than any context holds today; the thread would work on it for seconds, for a request that fails.
 SIZE_LIMIT: Final = 8_000_000

@@ -5,6 +5,7 @@ No I/O; the clock is an argument.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -126,9 +127,9 @@ class WorkerTable:
         return sum(worker.index_id is None for worker in self._workers.values())
 
     def _join(self) -> None:
-        # A worker that came back under another id leaves its former one in the index for a while: slots are given out
-        # in order, so the newest is the one that lives.
-        by_age = sorted(self._index, key=lambda worker_id: self._slots.get(worker_id, 0))
+        # A worker that came back under another id leaves its former one in the index for a while. Slots are given out
+        # in order, so the newest is the one that lives; one without a slot has just said Hello.
+        by_age = sorted(self._index, key=lambda worker_id: self._slots.get(worker_id) or math.inf)
         by_address = {self._index[worker_id].address: worker_id for worker_id in by_age}
         for worker in self._workers.values():
             target = worker.target

@@ -10,6 +10,7 @@ import aiohttp
 
 from warmroute.cli.children import free_ports
 from warmroute.cli.stack import MODEL, Plan, Ports
+from warmroute.config import LogConfig
 from worker.model_cache import ensure_model
 
 FILLER = "The quick brown fox jumps over the lazy dog while the river runs slowly to the sea. "
@@ -25,6 +26,7 @@ def plan(workers: int, **changes: Any) -> Plan:
         "redis_url": None,
         "model_path": ensure_model(),
         "start_seconds": 120.0,
+        "log": LogConfig(),
     }
     return Plan(**{**fields, **changes})
 

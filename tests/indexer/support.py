@@ -11,17 +11,30 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from indexer.follower import Follower
-from indexer.layout import Part
+from indexer.layout import Part, WorkerFacts
+from indexer.ledger import Ledger
 from indexer.server import server_options
 from indexer.service import IndexService
 from tests.support import redis_client
 from warmroute.config import IndexerConfig
 from warmroute.metrics import GatewayMetrics, IndexerMetrics, WorkerMetrics
+from warmroute.redis_client import Client
 from warmroute.v1 import index_pb2_grpc
 from worker.events import BlockRemoved, BlockStored, CacheCleared, EngineLoad
 from worker.publisher import Identity, Publisher
 
 POOL = "a pool/with: {odd} @characters"
+
+
+PART = Part(POOL)
+FACTS = WorkerFacts(
+    "127.0.0.1:1", "m", "e", "0", 16, 64, "f", publishes_events=True, capacity={"device": 2000, "host": 10}
+)
+
+
+def ledger(redis: Client) -> Ledger:
+    """The ledger of the tests' pool, with a log that is soon trimmed."""
+    return Ledger(redis, PART, IndexerMetrics(CollectorRegistry()), log_entries=1000)
 
 
 @dataclass

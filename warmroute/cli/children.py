@@ -33,8 +33,8 @@ def end_with_parent() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """A child is configured by its file alone, but for the log: other settings here were meant for the parent."""
-    sections = tuple(f"WARMROUTE_{section.upper()}_" for section in Config.model_fields if section != "log")
+    """A child is configured by its file alone: settings in this environment were meant for the parent."""
+    sections = tuple(f"WARMROUTE_{section.upper()}_" for section in Config.model_fields)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(sections)}
     return {**kept, PARENT_VARIABLE: str(os.getpid())}
 
@@ -90,7 +90,8 @@ def stop_all(children: Sequence[Child]) -> None:
 
     Further signals are ignored meanwhile: the wait has a deadline, and nothing may be left behind.
     """
-    former = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    ignored = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
     deadline = time.monotonic() + STOP_SECONDS
     try:
         for child in reversed(children):

@@ -16,7 +16,7 @@ import orjson
 from warmroute.cli.children import free_ports
 from warmroute.cli.script import QUESTIONS, system_prompt
 from warmroute.cli.stack import MODEL, Plan, Ports, Stack, model_folder, say_on_stderr
-from warmroute.config import DemoConfig
+from warmroute.config import DemoConfig, LogConfig
 from warmroute.lifecycle import StartupError
 
 LANES: Final = {"warm": "warm", "round_robin": "round robin"}
@@ -37,7 +37,7 @@ class Turn:
     reply: str
 
 
-def run(config: DemoConfig, *, as_json: bool) -> int:
+def run(config: DemoConfig, log: LogConfig, *, as_json: bool) -> int:
     """Start everything privately, converse, print, stop. Raises StartupError."""
     ports = iter(free_ports(2 * (1 + config.workers + len(LANES))))
 
@@ -52,6 +52,7 @@ def run(config: DemoConfig, *, as_json: bool) -> int:
         redis_url=config.redis_url,
         model_path=model_folder(),
         start_seconds=config.start_seconds,
+        log=log,
     )
     say_on_stderr(f"Starting the index, {config.workers} workers and two gateways ...")
     with Stack(plan, say_on_stderr):

@@ -85,14 +85,14 @@ def _up(config: Config, _: argparse.Namespace) -> int:
     from warmroute.cli.up import run
 
     _end_like_ctrl_c()
-    return run(config.up)
+    return run(config.up, config.log)
 
 
 def _demo(config: Config, arguments: argparse.Namespace) -> int:
     from warmroute.cli.demo import run
 
     _end_like_ctrl_c()
-    return run(config.demo, as_json=arguments.json)
+    return run(config.demo, config.log, as_json=arguments.json)
 
 
 def _end_like_ctrl_c() -> None:

@@ -22,7 +22,7 @@ import yaml
 
 from warmroute.addresses import address
 from warmroute.cli.children import Child, free_ports, stop_all
-from warmroute.config import PolicyName
+from warmroute.config import LogConfig, PolicyName
 from warmroute.lifecycle import StartupError
 
 MODEL: Final = "smollm2-135m-instruct"
@@ -50,6 +50,7 @@ class Plan:
     redis_url: str | None
     model_path: Path
     start_seconds: float
+    log: LogConfig
 
 
 @dataclass(slots=True)
@@ -168,7 +169,7 @@ class Stack:
 
     def _part(self, name: str, ports: Ports, *, vital: bool = True, **sections: dict[str, Any]) -> None:
         config = self._folder / f"{name}.yaml"
-        config.write_text(yaml.safe_dump(sections))
+        config.write_text(yaml.safe_dump({**sections, "log": self.plan.log.model_dump()}))
         command = name.split("-", maxsplit=1)[0]
         child = Child(name, ["warmroute", command, "--config", str(config)], self._folder / f"{name}.log")
         self.parts[name] = Part(child, f"http://{address(self.plan.host, ports.admin)}/readyz", vital)
@@ -235,6 +236,8 @@ def _check_redis(url: str) -> None:
             client.ping()
     except redis.RedisError as error:
         raise StartupError(f"--redis-url: {url} does not answer: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise StartupError(f"--redis-url: {url} has options that do not fit: {error}") from error
 
 
 def model_folder() -> Path:

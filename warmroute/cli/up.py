@@ -8,7 +8,7 @@ import time
 from warmroute.addresses import address
 from warmroute.cli.children import is_taken
 from warmroute.cli.stack import MODEL, PartDiedError, Plan, Ports, Stack, model_folder, say_on_stderr
-from warmroute.config import UpConfig
+from warmroute.config import LogConfig, UpConfig
 from warmroute.lifecycle import StartupError
 
 WATCH_SECONDS = 0.5
@@ -20,10 +20,10 @@ QUESTION = (
 )
 
 
-def run(config: UpConfig) -> int:
+def run(config: UpConfig, log: LogConfig) -> int:
     """Start, print what runs where, watch, stop. Raises StartupError."""
     _check_ports(config)
-    plan = _plan(config)
+    plan = _plan(config, log)
     say_on_stderr(f"Starting the index, {config.workers} workers and the gateway ...")
     with Stack(plan, say_on_stderr) as stack:
         print(_summary(plan, stack), flush=True)
@@ -47,7 +47,7 @@ def _watch(stack: Stack) -> None:
             raise StartupError(f"no worker is left. Their logs are in {stack.log_folder}")
 
 
-def _plan(config: UpConfig) -> Plan:
+def _plan(config: UpConfig, log: LogConfig) -> Plan:
     return Plan(
         host=config.host,
         indexer=Ports(config.indexer_port, config.indexer_admin_port),
@@ -58,6 +58,7 @@ def _plan(config: UpConfig) -> Plan:
         redis_url=config.redis_url,
         model_path=model_folder(),
         start_seconds=config.start_seconds,
+        log=log,
     )
 
 
@@ -83,6 +84,10 @@ def _check_ports(config: UpConfig) -> None:
         )
     try:
         taken = {flag: [port for port in numbers if is_taken(config.host, port)] for flag, numbers in ports.items()}
+    except PermissionError as error:
+        raise StartupError(
+            f"ports below 1024 need rights that this user lacks ({ports}): choose higher ones"
+        ) from error
     except OSError as error:
         raise StartupError(f"--host: cannot listen on {config.host}: {error.strerror or error}") from error
     lines = [f"  {flag}: {', '.join(map(str, numbers))}" for flag, numbers in taken.items() if numbers]
