@@ -250,7 +250,7 @@ def test_a_boot_keeps_up_with_a_busy_log(redis_url: str) -> None:
                 async def _read_slot(self, mirror, slot, buckets) -> None:
                     nonlocal seq
                     await super()._read_slot(mirror, slot, buckets)
-                    for _ in range((ENTRIES_A_READ + 50) // len(owners) + 1):
+                    for _ in range(2 * ENTRIES_A_READ // len(owners)):
                         seq += 1
                         for owner in owners:
                             await book.delta(owner, seq=seq, added={"device": [random.getrandbits(64)]}, removed={})

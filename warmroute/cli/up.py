@@ -13,6 +13,7 @@ from warmroute.lifecycle import StartupError
 
 WATCH_SECONDS = 0.5
 LAST_PORT = 65_535
+FIRST_OPEN_PORT = 1024
 # Long enough to fill an index block: shorter prompts have nothing to find again.
 QUESTION = (
     "Name the planets of the solar system, one a line, with one fact about each of them, and say which of them have "
@@ -85,9 +86,8 @@ def _check_ports(config: UpConfig) -> None:
     try:
         taken = {flag: [port for port in numbers if is_taken(config.host, port)] for flag, numbers in ports.items()}
     except PermissionError as error:
-        raise StartupError(
-            f"ports below 1024 need rights that this user lacks ({ports}): choose higher ones"
-        ) from error
+        low = ", ".join(flag for flag, numbers in ports.items() if min(numbers) < FIRST_OPEN_PORT)
+        raise StartupError(f"{low}: ports below {FIRST_OPEN_PORT} need rights that this user lacks") from error
     except OSError as error:
         raise StartupError(f"--host: cannot listen on {config.host}: {error.strerror or error}") from error
     lines = [f"  {flag}: {', '.join(map(str, numbers))}" for flag, numbers in taken.items() if numbers]
