@@ -96,7 +96,7 @@ def test_long_prompts_do_not_stall_the_loop(keyer: PromptKeyer) -> None:
         return max(stalls)
 
     for fields in bodies:
-        assert asyncio.run(longest_stall(fields)) < 0.25
+        assert asyncio.run(longest_stall(fields)) < 0.4
 
 
 def test_text_beyond_any_context_is_not_tokenised(keyer: PromptKeyer) -> None:
