@@ -100,7 +100,9 @@ def _check_ports(config: UpConfig) -> None:
 
 def _summary(plan: Plan, stack: Stack) -> str:
     _, policy, gateway = plan.gateways[0]
-    body = json.dumps({"model": MODEL, "max_tokens": 32, "messages": [{"role": "user", "content": QUESTION}]})
+    body = json.dumps(
+        {"model": MODEL, "max_tokens": 32, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
+    )
 
     def url(port: int) -> str:
         return f"http://{address(plan.host, port)}"
