@@ -96,8 +96,10 @@ def _demo(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _end_like_ctrl_c() -> None:
-    """SIGTERM and a closed terminal end everything as Ctrl-C does; so does SIGINT where the shell has it ignored, as for
-    what it starts in the background."""
+    """SIGTERM and a closed terminal end everything as Ctrl-C does.
+
+    So does SIGINT itself where the shell has it ignored, as for what it starts in the background.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
 
