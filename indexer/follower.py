@@ -234,6 +234,8 @@ class Follower:
     def _publish_sizes(self) -> None:
         for tier in TIERS:
             self._metrics.mirror_keys.labels(self.part.pool, tier).set(self.mirror.tier_size(tier))
+        self._metrics.mirror_refused_keys.labels(self.part.pool).set(self.mirror.refused_keys)
+        self._metrics.mirror_host_indexed.labels(self.part.pool).set(self.mirror.host_indexed)
 
 
 def _key(member: bytes) -> int:

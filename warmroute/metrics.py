@@ -121,6 +121,18 @@ class GatewayMetrics:
             ["pool", "tier"],
             registry=registry,
         )
+        self.mirror_refused_keys = Gauge(
+            "warmroute_mirror_refused_keys",
+            "Keys left out since the last boot because the mirror has its limit; matches are shorter for it.",
+            ["pool"],
+            registry=registry,
+        )
+        self.mirror_host_indexed = Gauge(
+            "warmroute_mirror_host_indexed",
+            "0 once the host tier was given up to make room for device keys.",
+            ["pool"],
+            registry=registry,
+        )
         self.mirror_boots = Counter(
             "warmroute_mirror_boots",
             "Times the mirror read the whole index, by reason: start, trimmed, wiped, error.",

@@ -18,12 +18,11 @@ DEFAULT_KEY_LIMIT: Final = 500_000
 class Prediction:
     """The keys that one routed prompt will leave on one worker."""
 
-    __slots__ = ("keys", "live", "worker")
+    __slots__ = ("keys", "worker")
 
     def __init__(self, worker: str, keys: Sequence[int]) -> None:
         self.worker = worker
         self.keys = keys
-        self.live = True
 
 
 class Predictions:
@@ -70,7 +69,6 @@ class Predictions:
         if number is None:
             return
         del self._order[number]
-        prediction.live = False
         self._keys -= len(prediction.keys)
         worker = prediction.worker
         for key in prediction.keys:

@@ -17,7 +17,7 @@ from indexer.ledger import (
     EpochSupersededError,
     UnsuitableRedisError,
 )
-from indexer.mirror import Match
+from indexer.mirror import Match, Mirror
 from indexer.service import IndexService
 from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, ledger, running
 from tests.indexer.test_service import keys_of, run
@@ -231,6 +231,23 @@ def test_a_refusal_that_would_only_come_again_is_tried_seldom(redis_url: str) ->
 
 
 # --- the follower ------------------------------------------------------------------------------------------------
+
+
+def test_a_full_mirror_is_visible(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with redis_client(redis_url) as redis:
+            book = ledger(redis)
+            owner, _ = await book.hello("w", 1, FACTS)
+            held = {"device": range(1, 9), "host": range(20, 24)}
+            await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held=held)
+            registry = CollectorRegistry()
+            full = Follower(redis, PART, GatewayMetrics(registry), new_mirror=lambda: Mirror(key_limit=5))
+            async with running(full.run()):
+                await eventually(lambda: full.booted)
+            assert registry.get_sample_value("warmroute_mirror_refused_keys", {"pool": POOL}) == 3
+            assert registry.get_sample_value("warmroute_mirror_host_indexed", {"pool": POOL}) == 0
+
+    run(scenario())
 
 
 def test_a_boot_keeps_up_with_a_busy_log(redis_url: str) -> None:
