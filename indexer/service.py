@@ -61,6 +61,9 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         """One worker's stream; see proto/warmroute/v1/index.proto."""
         if len(self._sessions) >= self._config.max_streams:
             await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "this indexer has all the streams it takes")
+        # A deadline that cuts the very first write would leave grpc unsure whether headers went out, and the stream
+        # without a status.
+        await context.send_initial_metadata(())
         session: Session | None = None
         try:
             async with asyncio.timeout(SILENCE_SECONDS) as end:
