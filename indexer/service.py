@@ -127,6 +127,19 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 yield self.loads.take(subscription, time.monotonic())
                 await asyncio.sleep(LOADS_BATCH_SECONDS)
 
+    # --- tools -------------------------------------------------------------------------------------------------------
+
+    async def Describe(  # noqa: N802 - the name is the contract's
+        self, request: pb.DescribeRequest, context: Context
+    ) -> pb.DescribeResponse:
+        """The workers whose streams this replica holds."""
+        workers = [
+            pb.WorkerDescription(pool=claim.pool, worker_id=claim.worker[1], epoch=claim.owner.epoch, seq=session.seq)
+            for session in self._sessions
+            if (claim := session.claim) is not None
+        ]
+        return pb.DescribeResponse(ledger_up=self.ledger_up, workers=workers)
+
     # --- housekeeping ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -357,6 +357,9 @@ class Load(_message.Message):
     WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     KV_CACHE_USAGE_FIELD_NUMBER: _builtins.int
+    UNPUBLISHED_KEYS_FIELD_NUMBER: _builtins.int
+    UNPUBLISHED_MS_FIELD_NUMBER: _builtins.int
+    ORPHANED_BLOCKS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     seq: _builtins.int
     """The state number last sent; a difference from the ledger's is answered with SnapshotWanted."""
@@ -368,6 +371,11 @@ class Load(_message.Message):
     """Prompt tokens of waiting requests that are neither cached nor computed."""
     kv_cache_usage: _builtins.float
     """Share of the KV cache in use by running requests, 0 to 1."""
+    unpublished_keys: _builtins.int
+    """Changes of the cache that no delta has carried yet: merged keys that wait, and how long the oldest has waited."""
+    unpublished_ms: _builtins.int
+    orphaned_blocks: _builtins.int
+    """Engine blocks left out of the index because their parent is unknown, since the worker's start."""
     def __init__(
         self,
         *,
@@ -377,10 +385,13 @@ class Load(_message.Message):
         waiting_requests: _builtins.int = ...,
         waiting_tokens: _builtins.int = ...,
         kv_cache_usage: _builtins.float = ...,
+        unpublished_keys: _builtins.int = ...,
+        unpublished_ms: _builtins.int = ...,
+        orphaned_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_cache_usage", b"kv_cache_usage", "running_requests", b"running_requests", "seq", b"seq", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_cache_usage", b"kv_cache_usage", "orphaned_blocks", b"orphaned_blocks", "running_requests", b"running_requests", "seq", b"seq", "unpublished_keys", b"unpublished_keys", "unpublished_ms", b"unpublished_ms", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -582,3 +593,124 @@ class WorkerRef(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerRef: _TypeAlias = WorkerRef  # noqa: Y015
+
+@_typing.final
+class DescribeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_VERSION_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
+    format_version: _builtins.int
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Pools of interest; empty for all."""
+
+    def __init__(
+        self,
+        *,
+        format_version: _builtins.int = ...,
+        pools: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format_version", b"format_version", "pools", b"pools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
+
+@_typing.final
+class DescribeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    LEDGER_UP_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """Version of the indexer's release."""
+    ledger_up: _builtins.bool
+    """Whether the last heartbeat reached the ledger."""
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerDescription]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        ledger_up: _builtins.bool = ...,
+        workers: _abc.Iterable[Global___WorkerDescription] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledger_up", b"ledger_up", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class WorkerDescription(_message.Message):
+    """WorkerDescription is one stream as the replica that holds it sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    ENGINE_VERSION_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    CAPACITY_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    LOAD_AGE_MS_FIELD_NUMBER: _builtins.int
+    STREAM_SECONDS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    worker_id: _builtins.str
+    epoch: _builtins.int
+    address: _builtins.str
+    model: _builtins.str
+    engine: _builtins.str
+    engine_version: _builtins.str
+    seq: _builtins.int
+    """The last state that this stream wrote; 0 while a snapshot is wanted or under way."""
+    load_age_ms: _builtins.int
+    stream_seconds: _builtins.float
+    """Seconds since Hello."""
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierCapacity]:
+        """Keys held, per tier, as counted by this stream since its snapshot; empty for a stream that resumed without one."""
+
+    @_builtins.property
+    def capacity(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierCapacity]:
+        """Capacity from Hello."""
+
+    @_builtins.property
+    def load(self) -> Global___Load:
+        """The last load; absent before the first."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        address: _builtins.str = ...,
+        model: _builtins.str = ...,
+        engine: _builtins.str = ...,
+        engine_version: _builtins.str = ...,
+        seq: _builtins.int = ...,
+        held: _abc.Iterable[Global___TierCapacity] | None = ...,
+        capacity: _abc.Iterable[Global___TierCapacity] | None = ...,
+        load: Global___Load | None = ...,
+        load_age_ms: _builtins.int = ...,
+        stream_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "capacity", b"capacity", "engine", b"engine", "engine_version", b"engine_version", "epoch", b"epoch", "held", b"held", "load", b"load", "load_age_ms", b"load_age_ms", "model", b"model", "pool", b"pool", "seq", b"seq", "stream_seconds", b"stream_seconds", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerDescription: _TypeAlias = WorkerDescription  # noqa: Y015

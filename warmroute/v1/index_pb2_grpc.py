@@ -45,6 +45,11 @@ class IndexServiceStub:
                 request_serializer=warmroute_dot_v1_dot_index__pb2.LoadsRequest.SerializeToString,
                 response_deserializer=warmroute_dot_v1_dot_index__pb2.LoadsResponse.FromString,
                 _registered_method=True)
+        self.Describe = channel.unary_unary(
+                '/warmroute.v1.IndexService/Describe',
+                request_serializer=warmroute_dot_v1_dot_index__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=warmroute_dot_v1_dot_index__pb2.DescribeResponse.FromString,
+                _registered_method=True)
 
 
 class IndexServiceServicer:
@@ -72,6 +77,13 @@ class IndexServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Describe(self, request, context):
+        """Describe lists the workers whose streams this replica holds, for tools and people.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IndexServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -84,6 +96,11 @@ def add_IndexServiceServicer_to_server(servicer, server):
                     servicer.Loads,
                     request_deserializer=warmroute_dot_v1_dot_index__pb2.LoadsRequest.FromString,
                     response_serializer=warmroute_dot_v1_dot_index__pb2.LoadsResponse.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=warmroute_dot_v1_dot_index__pb2.DescribeRequest.FromString,
+                    response_serializer=warmroute_dot_v1_dot_index__pb2.DescribeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -141,6 +158,33 @@ class IndexService:
             '/warmroute.v1.IndexService/Loads',
             warmroute_dot_v1_dot_index__pb2.LoadsRequest.SerializeToString,
             warmroute_dot_v1_dot_index__pb2.LoadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/warmroute.v1.IndexService/Describe',
+            warmroute_dot_v1_dot_index__pb2.DescribeRequest.SerializeToString,
+            warmroute_dot_v1_dot_index__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,8 @@ class IndexServiceStub:
     """Loads streams the load of every worker that publishes to this replica, batched every 50 ms. The first response
     carries all of them, later ones only what changed; a worker that left is listed once in `gone`.
     """
+    Describe: _grpc.UnaryUnaryMultiCallable[_index_pb2.DescribeRequest, _index_pb2.DescribeResponse]
+    """Describe lists the workers whose streams this replica holds, for tools and people."""
 
 @_typing.type_check_only
 class IndexServiceAsyncStub(IndexServiceStub):
@@ -69,6 +71,8 @@ class IndexServiceAsyncStub(IndexServiceStub):
     """Loads streams the load of every worker that publishes to this replica, batched every 50 ms. The first response
     carries all of them, later ones only what changed; a worker that left is listed once in `gone`.
     """
+    Describe: _aio.UnaryUnaryMultiCallable[_index_pb2.DescribeRequest, _index_pb2.DescribeResponse]  # type: ignore[assignment]
+    """Describe lists the workers whose streams this replica holds, for tools and people."""
 
 class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
     """IndexService is served by every indexer replica. Replicas keep no state: any worker and any gateway may use any."""
@@ -97,5 +101,13 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         """Loads streams the load of every worker that publishes to this replica, batched every 50 ms. The first response
         carries all of them, later ones only what changed; a worker that left is listed once in `gone`.
         """
+
+    @_abc_1.abstractmethod
+    def Describe(
+        self,
+        request: _index_pb2.DescribeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.DescribeResponse, _abc.Awaitable[_index_pb2.DescribeResponse]]:
+        """Describe lists the workers whose streams this replica holds, for tools and people."""
 
 def add_IndexServiceServicer_to_server(servicer: IndexServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
