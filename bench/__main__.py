@@ -1,4 +1,4 @@
-"""`python -m bench [NAME...]`: all benchmarks, or those named."""
+"""`python -m bench [NAME...]`: all benchmarks, or those named; `python -m bench NAME --flag...`: one with its flags."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ NAMES = ("index", "relay", "engine")
 
 
 def main(argv: list[str]) -> int:
-    unknown = [name for name in argv if name not in NAMES]
+    flags_at = next((place for place, word in enumerate(argv) if word.startswith("-")), len(argv))
+    names, flags = argv[:flags_at], argv[flags_at:]
+    if flags and len(names) != 1:
+        print(
+            f"flags are for one benchmark: python -m bench NAME {' '.join(flags)}; there are: {', '.join(NAMES)}",
+            file=sys.stderr,
+        )
+        return 2
+    unknown = [name for name in names if name not in NAMES]
     if unknown:
         print(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(NAMES)}", file=sys.stderr)
         return 2
-    for name in argv or NAMES:
-        print(f"== {name}", flush=True)
-        importlib.import_module(f"bench.{name}").main([])
+    for name in names or NAMES:
+        if not flags:
+            print(f"== {name}", flush=True)
+        status = importlib.import_module(f"bench.{name}").main(flags)
+        if status:
+            return int(status)
     return 0
 
 

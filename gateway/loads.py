@@ -8,12 +8,14 @@ import random
 import socket
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import grpc
 
+from warmroute.config import GrpcConfig
+from warmroute.grpc_security import ClientSecurity
+from warmroute.grpc_tokens import SecurityError
 from warmroute.metrics import GatewayMetrics
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
@@ -21,12 +23,14 @@ from warmroute.v1 import index_pb2_grpc
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 1
-RESOLVE_SECONDS: Final = 10.0
+# How soon a new replica is listened to, to which workers may move as soon as it is ready.
+RESOLVE_SECONDS: Final = 3.0
 # The indexer sends something every second; a stream silent for longer is half open.
 SILENCE_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = (0.2, 5.0)
 # Reports come every 100 ms, batched every 50; one older than this says nothing about now.
 FRESH_SECONDS: Final = 2.0
+REFUSALS: Final = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT})
 
 WorkerKey = tuple[str, str]
 """(pool, worker_id)"""
@@ -34,13 +38,14 @@ WorkerKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One worker's load and when it was measured, in seconds of `time.monotonic`."""
+    """One worker's load, when it was measured, in seconds of `time.monotonic`, and which replica told."""
 
     waiting_tokens: int
     running_requests: int
     waiting_requests: int
     kv_cache_usage: float
     measured_at: float
+    source: str = ""
 
 
 class LoadReports:
@@ -49,12 +54,20 @@ class LoadReports:
     Bounded by the workers that indexers know: what a worker or its indexer leaves behind goes after `FRESH_SECONDS`.
     """
 
-    def __init__(self, indexers: Iterable[str], pools: Iterable[str], metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        indexers: Iterable[str],
+        pools: Iterable[str],
+        metrics: GatewayMetrics,
+        security: ClientSecurity | None = None,
+    ) -> None:
         self._indexers = tuple(indexers)
+        self._security = security or ClientSecurity(GrpcConfig())
         self._pools = tuple(pools)
         self._metrics = metrics
         self._reports: dict[WorkerKey, Report] = {}
         self._streams: dict[str, asyncio.Task[None]] = {}
+        self._names: dict[str, str] = {}
 
     def get(self, pool: str, worker_id: str, now: float) -> Report | None:
         """The worker's report; None when there is none that is fresh."""
@@ -69,7 +82,9 @@ class LoadReports:
                 for address in self._streams.keys() - addresses:
                     self._streams.pop(address).cancel()
                 for address in addresses - self._streams.keys():
-                    self._streams[address] = asyncio.get_running_loop().create_task(self._follow(address))
+                    self._streams[address] = asyncio.get_running_loop().create_task(
+                        self._follow(address, self._names[address])
+                    )
                 for task in self._streams.values():
                     if task.done():
                         task.result()
@@ -82,7 +97,7 @@ class LoadReports:
 
     async def _resolve(self) -> set[str]:
         """All addresses behind the configured names; a name that does not resolve now keeps what it had."""
-        addresses: set[str] = set()
+        names: dict[str, str] = {}
         loop = asyncio.get_running_loop()
         for indexer in self._indexers:
             host, _, port = indexer.rpartition(":")
@@ -91,20 +106,22 @@ class LoadReports:
                     found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
             except (OSError, TimeoutError) as error:
                 logger.warning("gateway.indexers: %s does not resolve: %s", indexer, error)
-                addresses |= self._streams.keys()
+                names.update({address: name for address, name in self._names.items() if name == indexer})
                 continue
             for family, _, _, _, sockaddr in found:
                 host = str(sockaddr[0])
-                addresses.add(f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}")
-        return addresses
+                names[f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"] = indexer
+        self._names = names
+        return set(names)
 
-    async def _follow(self, address: str) -> None:
+    async def _follow(self, address: str, name: str) -> None:
         delay = RETRY_SECONDS[0]
         while True:
             try:
-                async with grpc.aio.insecure_channel(address) as channel:
+                async with self._security.channel(address, name=name) as channel:
                     request = pb.LoadsRequest(format_version=FORMAT_VERSION, pools=self._pools)
-                    stream = index_pb2_grpc.IndexServiceStub(channel).Loads(request)
+                    metadata = grpc.aio.Metadata(*self._security.metadata(address))
+                    stream = index_pb2_grpc.IndexServiceStub(channel).Loads(request, metadata=metadata)
                     with self._metrics.load_streams.track_inprogress():
                         while True:
                             async with asyncio.timeout(SILENCE_SECONDS):
@@ -112,14 +129,17 @@ class LoadReports:
                             if not isinstance(response, pb.LoadsResponse):
                                 break
                             delay = RETRY_SECONDS[0]
-                            self._take(response)
-            except (grpc.aio.AioRpcError, TimeoutError) as error:
-                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "silent"
-                logger.debug("load stream to %s ended: %s", address, reason)
+                            self._take(response, address)
+            except (grpc.aio.AioRpcError, TimeoutError, SecurityError) as error:
+                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "silent"
+                refused = isinstance(error, grpc.aio.AioRpcError) and error.code() in REFUSALS
+                log = logger.warning if refused or isinstance(error, SecurityError) else logger.debug
+                log("load stream to indexer %s ended: %s", address, reason)
+                delay = RETRY_SECONDS[1] if refused else delay
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, RETRY_SECONDS[1])
 
-    def _take(self, response: pb.LoadsResponse) -> None:
+    def _take(self, response: pb.LoadsResponse, source: str) -> None:
         now = time.monotonic()
         for item in response.loads:
             load = item.load
@@ -129,9 +149,12 @@ class LoadReports:
                 waiting_requests=load.waiting_requests,
                 kv_cache_usage=load.kv_cache_usage,
                 measured_at=now - item.age_ms / 1000,
+                source=source,
             )
         for worker in response.gone:
-            with suppress(KeyError):
+            # A worker that moved is gone from one replica after another reports it.
+            known = self._reports.get((worker.pool, worker.worker_id))
+            if known is not None and known.source == source:
                 del self._reports[worker.pool, worker.worker_id]
 
     def _forget_old(self) -> None:

@@ -24,12 +24,12 @@ from gateway.prompts.keyer import PromptKeyer, TokenizerError
 from gateway.routing.assignment import Outcome
 from gateway.routing.router import PoolRouter
 from gateway.routing.workers import State, Worker
-from indexer.follower import Follower
-from indexer.layout import Part
+from indexer.pool_index import PoolIndex
 from warmroute.addresses import address
 from warmroute.admin import AdminServer
-from warmroute.config import GatewayConfig, PoolConfig, RedisConfig
-from warmroute.lifecycle import StartupError, cannot_listen, until_signal
+from warmroute.config import GatewayConfig, GrpcConfig, PoolConfig, RedisConfig
+from warmroute.grpc_security import ClientSecurity
+from warmroute.lifecycle import StartupError, cannot_listen, freeze_garbage, until_signal
 from warmroute.metrics import GatewayMetrics
 from warmroute.redis_client import Client, connect
 
@@ -42,12 +42,17 @@ logger = logging.getLogger(__name__)
 class Gateway:
     """Owns everything of one gateway process."""
 
-    def __init__(self, config: GatewayConfig, redis: Client) -> None:
+    def __init__(self, config: GatewayConfig, redis: Client, grpc_config: GrpcConfig | None = None) -> None:
         self.config = config
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
         self.draining = False
-        self._reports = LoadReports(config.indexers, [pool.name for pool in config.pools], self.metrics)
+        self._reports = LoadReports(
+            config.indexers,
+            [pool.name for pool in config.pools],
+            self.metrics,
+            ClientSecurity(grpc_config or GrpcConfig()),
+        )
         self.pools: dict[str, Pool] = {}
         for pool in config.pools:
             self.pools[pool.model] = self._pool(pool, redis)
@@ -59,8 +64,8 @@ class Gateway:
         self._discoveries: list[KubernetesDiscovery] = []
 
     def _pool(self, config: PoolConfig, redis: Client) -> Pool:
-        follower = Follower(redis, Part(config.name), self.metrics)
-        router = PoolRouter(config, follower, self._reports, self.metrics, clock=time.monotonic)
+        index = PoolIndex(redis, config.name, self.metrics)
+        router = PoolRouter(config, index, self._reports, self.metrics, clock=time.monotonic)
         keyer: PromptKeyer | None = None
         if config.model_path is None:
             logger.warning("pool %s has no model_path: its requests are routed by load", config.name)
@@ -80,7 +85,7 @@ class Gateway:
         tasks: list[Coroutine[Any, Any, None]] = [self._reports.run(), self.health.run()]
         for pool in self.pools.values():
             config = pool.router.config
-            tasks.append(pool.router.follower.run())
+            tasks.append(pool.router.index.run())
             take_targets = partial(self._take_targets, pool.router)
             take_targets(static_targets(config.workers))
             if config.kubernetes is not None:
@@ -121,7 +126,7 @@ class Gateway:
             pools[pool.name] = {
                 "ready_workers": states[State.READY],
                 "workers": len(router.workers),
-                "index": "connected" if router.follower.connected else "out of reach",
+                "index": "connected" if router.index.connected else "out of reach",
                 "routing": pool.routing,
             }
         synced = all(discovery.synced for discovery in self._discoveries)
@@ -136,13 +141,13 @@ class Gateway:
                 pool.keyer.close()
 
 
-async def serve(config: GatewayConfig, redis_config: RedisConfig) -> None:
+async def serve(config: GatewayConfig, redis_config: RedisConfig, grpc_config: GrpcConfig | None = None) -> None:
     """Run until SIGINT or SIGTERM, then drain. Raises StartupError."""
     if not config.pools:
         raise StartupError("gateway.pools: at least one pool is needed, with its model and workers")
     redis = connect(redis_config)
     try:
-        gateway = Gateway(config, redis)
+        gateway = Gateway(config, redis, grpc_config)
         try:
             try:
                 await gateway.admin.start(config.admin_host, config.admin_port)
@@ -153,6 +158,7 @@ async def serve(config: GatewayConfig, redis_config: RedisConfig) -> None:
             except OSError as error:
                 raise cannot_listen("gateway.port", config.host, config.port, error) from error
             logger.info("listening on %s", address(config.host, gateway.server.port))
+            freeze_garbage()
             await until_signal(*gateway.tasks(), before_end=partial(_drain, gateway))
         finally:
             await gateway.stop()

@@ -6,10 +6,12 @@ The ledger writes this layout and the mirror's follower reads it. Version 1:
     wr:{pool/part}:keys:<slot>:<tier>:<bucket>  set     signed 64-bit integers
     wr:{pool/part}:log                          stream  one entry a change, trimmed
     wr:{pool/part}:beats                        zset    worker_id -> last heartbeat, ms of Redis TIME
-    wr:{pool/part}:slots                        string  the last slot number given out
+    wr:{pool/part}:slots                        string  the last slot number given out: at least TIME in us
     wr:{pool/part}:snapshots                    zset    worker_id -> deadline of its running snapshot, ms
+    wr:{pool/0}:parts                           string  how many parts the pool has
 
-All keys of a part share one hash tag, so that a script touches one node of a cluster.
+All keys of a part share one hash tag, so that a script touches one node of a cluster. A worker belongs to one part, by
+the hash of its id.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from urllib.parse import quote
 
 import msgpack
 import orjson
+import xxhash
 
 LAYOUT_VERSION: Final = 1
+MAX_PARTS: Final = 64
 Tier = Literal["device", "host"]
 TIERS: Final[tuple[Tier, ...]] = ("device", "host")
 
@@ -33,8 +37,8 @@ TIERS: Final[tuple[Tier, ...]] = ("device", "host")
 # 20 at this mean), so the mean stays six of those below the limit.
 MEAN_BUCKET_KEYS: Final = 384
 
-_SIGN: Final = 1 << 63
-_WRAP: Final = 1 << 64
+SIGN: Final = 1 << 63
+WRAP: Final = 1 << 64
 
 
 class MalformedError(ValueError):
@@ -59,6 +63,16 @@ class Part:
         return f"{self.prefix}:keys:{slot}:{tier}:{bucket}"
 
 
+def parts_key(pool: str) -> str:
+    """The key that says how many parts the pool has."""
+    return Part(pool, 0).key("parts")
+
+
+def part_of(pool: str, worker_id: str, parts: int) -> Part:
+    """The part that a worker belongs to; the same for every indexer with as many parts."""
+    return Part(pool, xxhash.xxh3_64_intdigest(worker_id.encode()) % parts)
+
+
 def bucket_count(capacity_keys: int) -> int:
     """Buckets for a tier that can hold `capacity_keys` index blocks."""
     return max(1, -(-capacity_keys // MEAN_BUCKET_KEYS))
@@ -66,11 +80,11 @@ def bucket_count(capacity_keys: int) -> int:
 
 def to_signed(key: int) -> int:
     """Redis intsets hold signed integers."""
-    return key - _WRAP if key >= _SIGN else key
+    return key - WRAP if key >= SIGN else key
 
 
 def to_unsigned(member: int) -> int:
-    return member + _WRAP if member < 0 else member
+    return member + WRAP if member < 0 else member
 
 
 def pack_keys(keys: Iterable[int]) -> bytes:
@@ -164,6 +178,7 @@ class LogWorker:
     """A worker said Hello or finished a snapshot: `slot` holds its keys (0: none), `replaced` holds nothing more."""
 
     worker_id: str
+    epoch: str
     slot: int
     replaced: int
     buckets: Mapping[str, int]
@@ -210,6 +225,7 @@ def decode_entry(fields: Mapping[bytes, bytes]) -> tuple[str, LogEntry | None]:
             case b"worker":
                 return previous, LogWorker(
                     fields[b"w"].decode(),
+                    fields[b"e"].decode(),
                     int(fields[b"s"]),
                     int(fields[b"r"]),
                     msgpack.unpackb(fields[b"b"]) or {},

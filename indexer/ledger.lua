@@ -12,10 +12,15 @@ local workers, log, beats = prefix .. ':workers', prefix .. ':log', prefix .. ':
 local slots, snapshots = prefix .. ':slots', prefix .. ':snapshots'
 local MAX_UNPACK = 4000
 local OLD_EPOCHS = 8
+local LOG_SAMPLES = 20
 
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function digits(number)
+  return string.format('%.0f', number)
 end
 
 local function load(worker)
@@ -33,12 +38,21 @@ local function append(...)
 end
 
 local function append_worker(worker, record, replaced)
-  append('k', 'worker', 'w', worker, 's', record.slot, 'r', replaced, 'b', cmsgpack.pack(record.buckets),
-         'f', record.facts)
+  append('k', 'worker', 'w', worker, 'e', record.epoch, 's', digits(record.slot), 'r', digits(replaced),
+         'b', cmsgpack.pack(record.buckets), 'f', record.facts)
+end
+
+-- Slot numbers are never reused: not after a wipe nor a failover that lost the counter, since the clock goes on.
+-- Microseconds stay below 2^53 for two centuries, but need a format: Lua prints 14 digits.
+local function next_slot()
+  local time = redis.call('TIME')
+  local slot = math.max(tonumber(redis.call('GET', slots) or 0) + 1, time[1] * 1000000 + time[2])
+  redis.call('SET', slots, digits(slot))
+  return slot
 end
 
 local function bucket_key(slot, tier, bucket)
-  return prefix .. ':keys:' .. slot .. ':' .. tier .. ':' .. bucket
+  return prefix .. ':keys:' .. digits(slot) .. ':' .. tier .. ':' .. bucket
 end
 
 local function retire(slot, buckets)
@@ -120,6 +134,8 @@ function operations.snapshot()
   local record, refusal = owned(worker, token, epoch)
   if not record then return refusal end
   local now = now_ms()
+  -- First, since a server that is out of memory refuses a script at its first write that may take some, or not at all.
+  redis.call('ZADD', beats, now, worker)
   if chunk == 0 then
     redis.call('ZREMRANGEBYSCORE', snapshots, '-inf', now)
     if redis.call('ZCARD', snapshots) >= tonumber(ARGV[9]) and not redis.call('ZSCORE', snapshots, worker) then
@@ -127,7 +143,7 @@ function operations.snapshot()
       return {'wait', math.max(50, math.min(1000, first[2] - now))}
     end
     retire_next(record)
-    record.next = {slot = redis.call('INCR', slots), seq = seq, chunk = -1, buckets = cmsgpack.unpack(ARGV[11])}
+    record.next = {slot = next_slot(), seq = seq, chunk = -1, buckets = cmsgpack.unpack(ARGV[11])}
   end
   local next = record.next
   -- A client that lost the reply to a call repeats the call.
@@ -137,7 +153,6 @@ function operations.snapshot()
   if next.seq ~= seq or next.chunk + 1 ~= chunk then return {'order', next.chunk + 1} end
   write_buckets(next.slot, 12)
   next.chunk = chunk
-  redis.call('ZADD', beats, now, worker)
   if last then
     local replaced = record.slot
     retire(record.slot, record.buckets)
@@ -162,31 +177,42 @@ function operations.delta()
   write_buckets(record.slot, 8)
   record.seq = seq
   save(worker, record)
-  append('k', 'delta', 'w', worker, 's', record.slot, 'keys', ARGV[7])
+  append('k', 'delta', 'w', worker, 's', digits(record.slot), 'keys', ARGV[7])
   return {'ok'}
 end
 
--- beat log_entries (worker token epoch seq)* -> ok, then which of them (from 0) must start over
+-- The log has two bounds: entries, kept at every write, and bytes, kept here, since to weigh it takes a sample.
+local function trim_log(limit)
+  local bytes = redis.call('MEMORY', 'USAGE', log, 'SAMPLES', LOG_SAMPLES)
+  if bytes and bytes > limit then
+    redis.call('XTRIM', log, 'MAXLEN', '~', math.floor(redis.call('XLEN', log) * limit / bytes * 0.75))
+  end
+end
+
+-- beat log_entries log_bytes (worker token epoch seq)* -> ok, then which of them (from 0) must start over
 function operations.beat()
   local now, reply = now_ms(), {'ok'}
-  for at = 3, #ARGV, 4 do
+  trim_log(tonumber(ARGV[3]))
+  for at = 4, #ARGV, 4 do
     local record = owned(ARGV[at], ARGV[at + 1], ARGV[at + 2])
     -- A higher number is a write of the same stream that is still on its way back; a lower one was lost here.
     if record and record.seq >= tonumber(ARGV[at + 3]) then
       redis.call('ZADD', beats, now, ARGV[at])
     else
-      table.insert(reply, (at - 3) / 4)
+      table.insert(reply, (at - 4) / 4)
     end
   end
   return reply
 end
 
--- drop_late log_entries late_ms limit -> ok, then the workers that were dropped
+-- drop_late log_entries late_ms limit by_clock -> ok, then the workers that were dropped
 function operations.drop_late()
-  local newest = redis.call('ZRANGE', beats, -1, -1, 'WITHSCORES')
+  local newest = redis.call('ZRANGE', beats, -1, -1, 'WITHSCORES')[2]
   local reply = {'ok'}
-  if not newest[2] then return reply end
-  local late = redis.call('ZRANGEBYSCORE', beats, '-inf', '(' .. (newest[2] - ARGV[3]), 'LIMIT', 0, ARGV[4])
+  if not newest then return reply end
+  if ARGV[5] == '1' then newest = now_ms() end
+  local oldest = digits(newest - ARGV[3])
+  local late = redis.call('ZRANGEBYSCORE', beats, '-inf', '(' .. oldest, 'LIMIT', 0, ARGV[4])
   for _, worker in ipairs(late) do
     local record = load(worker)
     if record then

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final, cast
+from urllib.parse import quote
 
 import msgpack
 from redis.asyncio import Redis
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-from indexer.layout import TIERS, Part, Tier, WorkerFacts, bucket_count, encode_delta, to_signed
+from indexer.layout import SIGN, TIERS, WRAP, Part, Tier, WorkerFacts, bucket_count, encode_delta, parts_key
 from warmroute.metrics import IndexerMetrics
+from warmroute.redis_access import INDEXER_COMMANDS, indexer_rules, missing_commands
+from warmroute.redis_client import Client
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ SCRIPT: Final = files("indexer").joinpath("ledger.lua").read_text(encoding="utf-
 SNAPSHOTS_AT_ONCE: Final = 8
 SNAPSHOT_TTL_MS: Final = 30_000
 DROPS_A_CALL: Final = 16
+OLDEST_REDIS: Final = 7
 
 KeysByTier = Mapping[Tier, Sequence[int]]
 
@@ -63,6 +66,17 @@ class SnapshotDeferredError(LedgerError):
         self.retry_after_ms = retry_after_ms
 
 
+class PartsMismatchError(LedgerError):
+    """The pool is split into another number of parts than this indexer is configured for."""
+
+    def __init__(self, pool: str, stored: str, configured: int) -> None:
+        super().__init__(
+            f"indexer.parts: {configured} is refused: Redis has pool {pool!r} in {stored} parts. Configure "
+            f"{stored} on every indexer, or stop them all, delete the pool's keys (wr:{{{quote(pool, safe='')}/*) and "
+            "start them again"
+        )
+
+
 class UnsuitableRedisError(LedgerError):
     """The server cannot hold the index as it is configured."""
 
@@ -94,9 +108,15 @@ class Ledger:
         metrics: IndexerMetrics,
         *,
         beats: Redis | None = None,
+        parts: int = 1,
         log_entries: int = 65_536,
+        log_bytes: int = 268_435_456,
     ) -> None:
+        """`parts`: how many the pool has. The log keeps about `log_entries`, and no more than about `log_bytes`."""
         self.part = part
+        self._redis = redis
+        self._parts = parts
+        self._log_bytes = log_bytes
         self._beats = beats or redis
         self._metrics = metrics
         self._log_entries = log_entries
@@ -106,8 +126,11 @@ class Ledger:
         """Claim the worker for a new stream.
 
         Returns the claim and the sequence number that the ledger holds for this epoch: 0 when it needs a snapshot.
-        Raises EpochSupersededError.
+        Raises EpochSupersededError, PartsMismatchError.
         """
+        stored = cast(bytes | None, await self._redis.set(parts_key(self.part.pool), self._parts, nx=True, get=True))
+        if stored is not None and stored != str(self._parts).encode():
+            raise PartsMismatchError(self.part.pool, stored.decode(errors="replace"), self._parts)
         buckets: dict[Tier, int] = {
             tier: bucket_count(facts.capacity[tier]) for tier in TIERS if facts.capacity.get(tier)
         }
@@ -152,11 +175,16 @@ class Ledger:
         another stream took it.
         """
         arguments = [argument for owner, seq in streams for argument in (*owner.arguments, seq)]
-        return [int(position) for position in await self._call("beat", *arguments, client=self._beats)]
+        return [int(position) for position in await self._call("beat", self._log_bytes, *arguments, client=self._beats)]
 
-    async def drop_late(self, late_seconds: float) -> list[str]:
-        """Drop workers whose heartbeat is this much older than the part's newest; returns their ids."""
-        dropped = await self._call("drop_late", int(late_seconds * 1000), DROPS_A_CALL, client=self._beats)
+    async def drop_late(self, late_seconds: float, *, by_clock: bool = False) -> list[str]:
+        """Drop workers whose heartbeat is this much older than the part's newest; returns their ids.
+
+        `by_clock`: than now, for a caller that knows that Redis was in reach all that time; else a part whose workers
+        all died would keep them for ever.
+        """
+        arguments = int(late_seconds * 1000), DROPS_A_CALL, int(by_clock)
+        dropped = await self._call("drop_late", *arguments, client=self._beats)
         return [worker_id.decode() for worker_id in dropped]
 
     async def _call(self, operation: str, *arguments: str | bytes | int, client: Redis | None = None) -> list[bytes]:
@@ -181,14 +209,39 @@ class Ledger:
         raise RedisError(f"the ledger script answered {status!r}")
 
 
-async def check_server(redis: Redis) -> None:
-    """Raise UnsuitableRedisError when the server would evict keys of the index by itself."""
+async def check_server(redis: Client) -> None:
+    """Check every server that takes writes: its version, what our user may do there, its eviction policy.
+
+    Raises UnsuitableRedisError for a server that cannot hold the index as it is, AuthenticationError or
+    NoPermissionError with the remedy where it refuses our user.
+    """
     try:
-        memory = await redis.info("memory")
+        for master in await redis.masters():
+            await _check_master(master)
+    except AuthenticationError as error:
+        raise AuthenticationError(
+            f"Redis refuses our user or password ({error}): set redis.username and redis.password or "
+            "redis.password_file to a user that it knows"
+        ) from error
+
+
+async def _check_master(master: Client) -> None:
+    version = str((await master.hello())["version"])
+    if int(version.split(".")[0]) < OLDEST_REDIS:
+        raise UnsuitableRedisError(
+            f"Redis has version {version}: upgrade it, the index needs Redis or Valkey {OLDEST_REDIS}.0 or newer"
+        )
+    missing = await missing_commands(master, INDEXER_COMMANDS)
+    try:
+        policy = (await master.info("memory")).get("maxmemory_policy", "noeviction")
     except NoPermissionError as error:
         logger.warning("cannot see whether Redis runs maxmemory-policy noeviction, which the index needs: %s", error)
-        return
-    policy = memory.get("maxmemory_policy", "noeviction")
+        missing.remove("info")
+        policy = "noeviction"
+    if missing:
+        raise NoPermissionError(
+            f"our Redis user may not call {', '.join(missing)} on keys wr:*. Permit it all of: {indexer_rules()}"
+        )
     if policy != "noeviction":
         raise UnsuitableRedisError(
             f"Redis runs with maxmemory-policy {policy}: it would silently drop parts of the index. "
@@ -200,10 +253,22 @@ def _bucket_arguments(buckets: Mapping[Tier, int], added: KeysByTier, removed: K
     """Runs of `tier bucket removed added key...`, as the script reads them."""
     arguments: list[str | int] = []
     for tier, count in buckets.items():
-        runs: defaultdict[int, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-        for side, keys in enumerate((removed.get(tier, ()), added.get(tier, ()))):
-            for key in keys:
-                runs[key % count][side].append(str(to_signed(key)))
-        for bucket, (gone, new) in runs.items():
-            arguments += [tier, bucket, len(gone), len(new), *gone, *new]
+        gone, new = _by_bucket(removed.get(tier, ()), count), _by_bucket(added.get(tier, ()), count)
+        for bucket in gone.keys() | new.keys():
+            out, into = gone.get(bucket, ()), new.get(bucket, ())
+            arguments += (tier, bucket, len(out), len(into), *out, *into)
     return arguments
+
+
+def _by_bucket(keys: Iterable[int], count: int) -> dict[int, list[int]]:
+    """Keys by their bucket, as the signed integers that Redis holds."""
+    buckets: dict[int, list[int]] = {}
+    get = buckets.get
+    for key in keys:
+        bucket = key % count
+        member = key - WRAP if key >= SIGN else key
+        if (members := get(bucket)) is None:
+            buckets[bucket] = [member]
+        else:
+            members.append(member)
+    return buckets

@@ -42,8 +42,16 @@ class LoadTable:
                 subscription.gone.discard(worker)
                 subscription.wake.set()
 
-    def remove(self, worker: WorkerKey, stream: object) -> None:
-        """A stream ended: its worker is gone, unless a newer stream of it reports already."""
+    def get(self, worker: WorkerKey, stream: object) -> tuple[pb.Load, float] | None:
+        """What this stream reported last, and when."""
+        known = self._loads.get(worker)
+        return (known[0], known[2]) if known is not None and known[1] is stream else None
+
+    def remove(self, worker: WorkerKey, stream: object, *, handed_over: bool = False) -> None:
+        """A stream ended: its worker is gone, unless a newer stream of it reports already.
+
+        `handed_over`: it was sent to another replica, which reports it in a moment; gateways keep what they know.
+        """
         known = self._loads.get(worker)
         if known is None or known[1] is not stream:
             return
@@ -51,8 +59,9 @@ class LoadTable:
         for subscription in self._subscriptions:
             if subscription.wants(worker):
                 subscription.changed.discard(worker)
-                subscription.gone.add(worker)
-                subscription.wake.set()
+                if not handed_over:
+                    subscription.gone.add(worker)
+                    subscription.wake.set()
 
     @contextmanager
     def subscribe(self, pools: frozenset[str]) -> Iterator[Subscription]:

@@ -1,8 +1,9 @@
 """The mirror: a pool's index in a gateway's memory, made for one question: who holds how much of this prompt?
 
-A key maps to a bitmap of *positions*; a position stands for one slot of the ledger, and is reused only after a sweep
-has cleared its bit everywhere. The walk over a prompt's keys ANDs bitmaps, so its cost is O(blocks + workers), however
-many workers hold each block. No I/O and no clock here: `indexer.follower` reads Redis and drives this.
+A key maps to a bitmap of *positions*; a position stands for one slot, and is reused only after a sweep has cleared its
+bit everywhere. The walk over a prompt's keys ANDs bitmaps, so its cost is O(blocks + workers), however
+many workers hold each block. No I/O and no clock here: `indexer.part_follower` reads Redis and drives
+this.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from indexer.layout import TIERS, Tier, WorkerFacts
 # One big dict would stall the relay for the length of its resize; 4,096 shards keep each under 5,000 keys at the limit.
 SHARDS: Final = 4096
 _MASK: Final = SHARDS - 1
-SWEEP_KEYS: Final = 3000
+SWEEP_KEYS: Final = 2000
+# What looking at a shard costs, in keys.
+SWEEP_SHARD_KEYS: Final = 16
 DEFAULT_KEY_LIMIT: Final = 20_000_000
 
 Shards = list[dict[int, int]]
@@ -40,7 +43,9 @@ class _Worker:
 
 
 class Mirror:
-    """The index of one part. Not thread-safe; made for one event loop.
+    """The index of one pool. Not thread-safe; made for one event loop.
+
+    Slots are numbered by whoever fills them; of a worker's two, the newer has the higher number.
 
     Memory: about 90 bytes a key and tier. Past `key_limit` distinct keys the host tier is given up (`host_indexed`
     turns False), then new device keys are left out and counted in `refused_keys`; both only ever shorten matches.
@@ -56,9 +61,12 @@ class Mirror:
         self._sizes: dict[Tier, int] = dict.fromkeys(TIERS, 0)
         self._workers: dict[str, _Worker] = {}
         self._positions: dict[int, int] = {}
-        self._owners: list[str | None] = []
+        # The worker of each live position, by its bit.
+        self._owners: dict[int, str] = {}
         self._bits: list[int] = []
         self._free: list[int] = []
+        # Matches without host blocks, by depth, made once: as many as the longest prompt asked about has blocks.
+        self._matches: list[Match] = []
         self._live = 0
         self._retired = 0
         self._sweeping = 0
@@ -94,7 +102,6 @@ class Mirror:
         else:
             position = len(self._bits)
             self._bits.append(1 << position)
-            self._owners.append(None)
         self._positions[slot] = position
 
     def set_worker(self, worker_id: str, slot: int, facts: WorkerFacts) -> None:
@@ -108,7 +115,7 @@ class Mirror:
             self.retire_slot(worker.slot)
             worker.slot = slot
         if slot and (position := self._positions.get(slot)) is not None:
-            self._owners[position] = worker_id
+            self._owners[self._bits[position]] = worker_id
             self._live |= self._bits[position]
 
     def drop_worker(self, worker_id: str) -> None:
@@ -121,9 +128,10 @@ class Mirror:
         """Stop matching a slot, in O(1); `sweep` clears its keys later."""
         position = self._positions.pop(slot, None)
         if position is not None:
-            self._owners[position] = None
-            self._live &= ~self._bits[position]
-            self._retired |= self._bits[position]
+            bit = self._bits[position]
+            self._owners.pop(bit, None)
+            self._live &= ~bit
+            self._retired |= bit
 
     # --- keys --------------------------------------------------------------------------------------------------------
 
@@ -175,22 +183,29 @@ class Mirror:
         return freed > 0
 
     def sweep(self, shards: int | None = None) -> bool:
-        """Clear retired slots from the next few shards, about 1 ms of work; says whether there is more to do."""
+        """Clear retired slots from the next few shards, well below 1 ms of work; says whether there is more to do."""
         if not self._sweeping:
             if not self._retired:
                 return False
             self._sweeping, self._retired, self._next_shard = self._retired, 0, 0
-        if shards is None:
-            shards = max(1, min(64, SWEEP_KEYS * SHARDS // (self.size + 1)))
-        stop = min(self._next_shard + shards, SHARDS)
-        for tier in TIERS:
-            for number in range(self._next_shard, stop):
-                self._sizes[tier] -= _clear(self._tiers[tier][number], self._sweeping)
-        self._next_shard = stop
-        if stop == SHARDS:
+        stop = SHARDS if shards is None else min(self._next_shard + shards, SHARDS)
+        room = SWEEP_KEYS
+        # By what the shards hold, not by their mean: those behind this sweep are emptier than those before it.
+        while self._next_shard < stop and (room > 0 or shards is not None):
+            for tier in TIERS:
+                shard = self._tiers[tier][self._next_shard]
+                room -= len(shard) + SWEEP_SHARD_KEYS
+                self._sizes[tier] -= _clear(shard, self._sweeping)
+            self._next_shard += 1
+        if self._next_shard == SHARDS:
             self._free.extend(_positions(self._sweeping))
             self._sweeping = 0
         return bool(self._sweeping or self._retired)
+
+    def start_over(self) -> None:
+        """Index the host tier again and count refusals anew; the caller reads all slots again."""
+        self.host_indexed = True
+        self.refused_keys = 0
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
@@ -198,6 +213,11 @@ class Mirror:
     def size(self) -> int:
         """Distinct keys over both tiers, those of retired slots not yet swept included."""
         return self._sizes["device"] + self._sizes["host"]
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing was left out for want of room."""
+        return self.host_indexed and not self.refused_keys
 
     def tier_size(self, tier: Tier) -> int:
         return self._sizes[tier]
@@ -220,40 +240,45 @@ class Mirror:
         """
         device, host = self._tiers["device"], self._tiers["host"]
         with_host = self._sizes["host"] > 0
+        matches, owners = self._matches, self._owners
+        matches.extend(map(Match, range(len(matches), len(keys) + 1)))
         alive = self._live
-        ended: list[tuple[int, int]] = []
+        found: dict[str, Match] = {}
         # Host-only blocks are counted for all workers at once, in binary: plane i holds bit i of every counter.
         planes: list[int] = []
         depth = 0
         for key in keys:
             bits = device[key & _MASK].get(key, 0)
             if with_host:
-                host_bits = host[key & _MASK].get(key, 0)
-                still = (bits | host_bits) & alive
+                still = (bits | host[key & _MASK].get(key, 0)) & alive
                 _count(planes, still & ~bits)
             else:
                 still = bits & alive
             if still != alive:
                 if depth:
-                    ended.append((depth, alive ^ still))
+                    # Mostly one worker ends at a depth: entered here, without a call.
+                    owner = owners.get(alive ^ still)
+                    if owner is None or planes:
+                        self._enter(found, alive ^ still, depth, planes)
+                    else:
+                        found[owner] = matches[depth]
                 alive = still
                 if not still:
-                    break
+                    return found
             depth += 1
-        if alive and depth:
-            ended.append((depth, alive))
-        found: dict[str, Match] = {}
-        owners = self._owners
-        for blocks, bitmap in ended:
-            match = Match(blocks)
-            while bitmap:
-                low = bitmap & -bitmap
-                bitmap ^= low
-                position = low.bit_length() - 1
-                owner = owners[position]
-                if owner is not None:
-                    found[owner] = Match(blocks, _counter(planes, position)) if planes else match
+        if depth:
+            self._enter(found, alive, depth, planes)
         return found
+
+    def _enter(self, found: dict[str, Match], ended: int, depth: int, planes: Sequence[int]) -> None:
+        """Enter the workers of the bitmap `ended`, whose match is `depth` blocks."""
+        match = self._matches[depth]
+        owners = self._owners
+        while ended:
+            low = ended & -ended
+            ended ^= low
+            if (owner := owners.get(low)) is not None:
+                found[owner] = Match(depth, _counter(planes, low.bit_length() - 1)) if planes else match
 
 
 def _positions(bitmap: int) -> Iterator[int]:
@@ -265,10 +290,11 @@ def _positions(bitmap: int) -> Iterator[int]:
 
 def _clear(shard: dict[int, int], mask: int) -> int:
     """Clear the mask's bits in one shard; returns how many keys had no other holder."""
-    touched = [(key, bits & ~mask) for key, bits in shard.items() if bits & mask]
+    # Keys alone: pairs are objects that the garbage collector counts, and soon stops everything to look at.
+    touched = [key for key, bits in shard.items() if bits & mask]
     gone = 0
-    for key, bits in touched:
-        if bits:
+    for key in touched:
+        if bits := shard[key] & ~mask:
             shard[key] = bits
         else:
             del shard[key]

@@ -11,27 +11,31 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 import grpc
-from redis.asyncio import Redis
+from google.protobuf.message import DecodeError
 from redis.exceptions import RedisError
 
-from indexer.layout import Part
+import warmroute
+from indexer.describe import describe
+from indexer.inflight import InflightGate
 from indexer.ledger import Ledger, check_server
+from indexer.ledgers import Ledgers, TooManyPoolsError
 from indexer.loads import LoadTable
-from indexer.session import SILENCE_SECONDS, Claim, Session
-from indexer.validation import FORMAT_VERSION, RefusedError
+from indexer.session import HELLO_SECONDS, Claim, Session
+from indexer.validation import RefusedError, check_request
 from warmroute.config import IndexerConfig
 from warmroute.metrics import IndexerMetrics
+from warmroute.redis_client import Client
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS: Final = 1.0
+LEDGER_RETRY_SECONDS: Final = 0.25
 DROP_SECONDS: Final = 30.0
 LOADS_BATCH_SECONDS: Final = 0.05
 LOADS_HEARTBEAT_SECONDS: Final = 1.0
-# A pool costs one ledger object here; pools are few, and a worker with a bad name must not fill memory.
-POOL_LIMIT: Final = 1024
+ABORT_SECONDS: Final = 5.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -40,17 +44,21 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
     """The servicer. `run` beats and sweeps until cancelled; its owner must watch it."""
 
     def __init__(
-        self, redis: Redis, config: IndexerConfig, metrics: IndexerMetrics, *, beats: Redis | None = None
+        self, redis: Client, config: IndexerConfig, metrics: IndexerMetrics, *, beats: Client | None = None
     ) -> None:
         """`beats` is a client of its own for heartbeats, so that they do not wait for a place among the writes."""
         self.loads = LoadTable()
         self.ledger_up = False
+        self._up_since = time.monotonic()
+        self.draining = False
         self._redis = redis
         self._beats = beats or redis
         self._config = config
         self._metrics = metrics
-        self._ledgers: dict[str, Ledger] = {}
+        self._ledgers = Ledgers(redis, self._beats, config, metrics, pools_in_use=self._pools_in_use)
         self._sessions: set[Session] = set()
+        self._session_ended = asyncio.Event()
+        self._gate = InflightGate(config.max_inflight_bytes)
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
@@ -59,6 +67,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self, request_iterator: AsyncIterator[pb.PublishRequest], context: Context
     ) -> None:
         """One worker's stream; see proto/warmroute/v1/index.proto."""
+        if self.draining:
+            await self._refuse(context, grpc.StatusCode.UNAVAILABLE, "this indexer is ending; connect to another")
         if len(self._sessions) >= self._config.max_streams:
             await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "this indexer has all the streams it takes")
         # A deadline that cuts the very first write would leave grpc unsure whether headers went out, and the stream
@@ -66,44 +76,68 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         await context.send_initial_metadata(())
         session: Session | None = None
         try:
-            async with asyncio.timeout(SILENCE_SECONDS) as end:
-                session = Session(self._ledger, self.loads, self._metrics, end, ledger_up=lambda: self.ledger_up)
+            async with asyncio.timeout(HELLO_SECONDS) as end:
+                session = Session(
+                    self._ledger, self.loads, self._metrics, end, self._gate, ledger_up=lambda: self.ledger_up
+                )
                 self._sessions.add(session)
                 try:
-                    while (request := await context.read()) is not grpc.aio.EOF:
-                        response = await session.answer(request)
-                        if response is not None:
-                            await context.write(response)
+                    await self._converse(session, context)
                 finally:
                     # Before the deadline's scope ends: from here on nothing may move the deadline.
                     self._sessions.discard(session)
-                    session.close()
+                    session.close(handed_over=self.draining)
+                    self._session_ended.set()
         except TimeoutError:
             await self._refuse(context, grpc.StatusCode.ABORTED, session.end_reason if session else "")
+        except DecodeError:
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "body: this is no PublishRequest")
         except RefusedError as error:
             await self._refuse(context, error.status, str(error))
         except RedisError as error:
             self._metrics.ledger_errors.labels("publish").inc()
             await self._refuse(context, grpc.StatusCode.UNAVAILABLE, f"the ledger is out of reach: {error}")
 
-    def _ledger(self, pool: str) -> Ledger:
-        ledger = self._ledgers.get(pool)
-        if ledger is None:
-            if len(self._ledgers) >= POOL_LIMIT:
-                used = {session.claim.pool for session in self._sessions if session.claim is not None}
-                self._ledgers = {name: known for name, known in self._ledgers.items() if name in used}
-            if len(self._ledgers) >= POOL_LIMIT:
-                raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"hello.pool: more than {POOL_LIMIT} pools")
-            ledger = Ledger(
-                self._redis, Part(pool), self._metrics, beats=self._beats, log_entries=self._config.log_entries
-            )
-            self._ledgers[pool] = ledger
-        return ledger
+    async def _converse(self, session: Session, context: Context) -> None:
+        """Answer message after message; a worker sends loads all the time, so one that is to leave learns it soon."""
+        told_to_leave = False
+        while (request := await context.read()) is not grpc.aio.EOF:
+            response = await session.answer(request)
+            if response is not None:
+                await context.write(response)
+            if self.draining and not told_to_leave:
+                told_to_leave = True
+                await context.write(pb.PublishResponse(leave=pb.Leave()))
+
+    async def drain(self) -> None:
+        """Take no new streams and send the workers elsewhere; returns when all have left, or after `drain_seconds`."""
+        self.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_seconds):
+                while self._sessions:
+                    self._session_ended.clear()
+                    await self._session_ended.wait()
+        if self._sessions:
+            logger.warning("%d workers have not left in time; they lose their streams", len(self._sessions))
+
+    def _ledger(self, pool: str, worker_id: str) -> Ledger:
+        try:
+            return self._ledgers.of(pool, worker_id)
+        except TooManyPoolsError as error:
+            raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"hello.pool: {error}") from error
+
+    def _pools_in_use(self) -> set[str]:
+        return {session.claim.pool for session in self._sessions if session.claim is not None}
 
     async def _refuse(self, context: Context, status: grpc.StatusCode, message: str) -> NoReturn:
         self._metrics.refusals.labels(status.name.lower()).inc()
         logger.info("stream of %s ended: %s: %s", context.peer(), status.name, message)
-        await context.abort(status, message)
+        try:
+            async with asyncio.timeout(ABORT_SECONDS):
+                await context.abort(status, message)
+        except TimeoutError:
+            # The peer reads nothing: its status waits in grpc behind an answer, until it reads or the connection ends.
+            raise asyncio.CancelledError from None
         raise AssertionError("abort returned")
 
     # --- gateways ----------------------------------------------------------------------------------------------------
@@ -112,12 +146,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self, request: pb.LoadsRequest, context: Context
     ) -> AsyncIterator[pb.LoadsResponse]:
         """Loads of all workers of this replica, then changes; an empty message every second shows that it lives."""
-        if request.format_version != FORMAT_VERSION:
-            await self._refuse(
-                context,
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"format_version: {request.format_version} is refused: this indexer speaks version {FORMAT_VERSION}",
-            )
+        await self._check(request, context)
         subscribers = self._metrics.load_subscribers
         with self.loads.subscribe(frozenset(request.pools)) as subscription, subscribers.track_inprogress():
             while True:
@@ -132,13 +161,22 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
     async def Describe(  # noqa: N802 - the name is the contract's
         self, request: pb.DescribeRequest, context: Context
     ) -> pb.DescribeResponse:
-        """The workers whose streams this replica holds."""
+        """The workers whose streams this replica holds; bounded by `max_streams`."""
+        await self._check(request, context)
+        pools, now = frozenset(request.pools), time.monotonic()
         workers = [
-            pb.WorkerDescription(pool=claim.pool, worker_id=claim.worker[1], epoch=claim.owner.epoch, seq=session.seq)
+            describe(session, claim, self.loads, now)
             for session in self._sessions
-            if (claim := session.claim) is not None
+            if (claim := session.claim) is not None and (not pools or claim.pool in pools)
         ]
-        return pb.DescribeResponse(ledger_up=self.ledger_up, workers=workers)
+        workers.sort(key=lambda worker: (worker.pool, worker.worker_id))
+        return pb.DescribeResponse(version=warmroute.__version__, ledger_up=self.ledger_up, workers=workers)
+
+    async def _check(self, request: pb.LoadsRequest | pb.DescribeRequest, context: Context) -> None:
+        try:
+            check_request(request)
+        except RefusedError as error:
+            await self._refuse(context, error.status, str(error))
 
     # --- housekeeping ------------------------------------------------------------------------------------------------
 
@@ -159,6 +197,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                     await self._drop_late()
                 if not self.ledger_up:
                     logger.info("the ledger is in reach")
+                    self._up_since = time.monotonic()
                 self.ledger_up = True
             except RedisError as error:
                 if self.ledger_up or not complained:
@@ -166,7 +205,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 self.ledger_up, complained = False, True
                 self._metrics.ledger_errors.labels("beat").inc()
             self._metrics.ledger_up.set(self.ledger_up)
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(BEAT_SECONDS if self.ledger_up else LEDGER_RETRY_SECONDS)
 
     async def _beat(self) -> None:
         streams: defaultdict[Ledger, list[tuple[Session, Claim]]] = defaultdict(list)
@@ -181,7 +220,10 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 session.kick("the ledger lost this stream's worker or its last writes; connect again")
 
     async def _drop_late(self) -> None:
-        for pool, ledger in list(self._ledgers.items()):  # pools may come while this waits
-            for worker_id in await ledger.drop_late(self._config.late_drop_seconds):
-                logger.info("worker %s of pool %s was silent for long and is dropped", worker_id, pool)
-                self._metrics.dropped_workers.labels(pool).inc()
+        late_seconds = self._config.late_drop_seconds
+        by_clock = self.ledger_up and time.monotonic() - self._up_since > late_seconds
+        for pool, parts in list(self._ledgers.pools.items()):  # pools may come while this waits
+            for ledger in parts:
+                for worker_id in await ledger.drop_late(late_seconds, by_clock=by_clock):
+                    logger.info("worker %s of pool %s was silent for long and is dropped", worker_id, pool)
+                    self._metrics.dropped_workers.labels(pool).inc()

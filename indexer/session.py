@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ from typing import Final
 import grpc
 from redis.exceptions import RedisError
 
+from indexer.inflight import InflightGate
 from indexer.layout import Tier, WorkerFacts
 from indexer.ledger import (
     EpochSupersededError,
     Ledger,
     OutOfOrderError,
     Ownership,
+    PartsMismatchError,
     SnapshotDeferredError,
     WorkerLostError,
     WorkerTakenError,
@@ -25,6 +28,7 @@ from indexer.loads import LoadTable, WorkerKey
 from indexer.validation import (
     FORMAT_VERSION,
     RefusedError,
+    check_disjoint,
     check_hello,
     check_keys,
     check_load,
@@ -34,9 +38,12 @@ from indexer.validation import (
 from warmroute.metrics import IndexerMetrics
 from warmroute.v1 import index_pb2 as pb
 
+logger = logging.getLogger(__name__)
+
 # Loads come every 100 ms and are the heartbeat; a stream silent for this long is half open.
 SILENCE_SECONDS: Final = 15.0
-LEDGER_RETRY_MS: Final = 1000
+HELLO_SECONDS: Final = 5.0
+LEDGER_RETRY_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +69,26 @@ class Session:
 
     def __init__(
         self,
-        ledger_of: Callable[[str], Ledger],
+        ledger_of: Callable[[str, str], Ledger],
         loads: LoadTable,
         metrics: IndexerMetrics,
         end: asyncio.Timeout,
+        gate: InflightGate,
         *,
         ledger_up: Callable[[], bool],
     ) -> None:
         """`ledger_up`: whether the last heartbeat reached the ledger; while it did not, writes are not tried, since one
         that hangs would hold up the loads behind it."""
         self._ledger_up = ledger_up
+        self._gate = gate
         self.claim: Claim | None = None
         self.seq = 0
-        self.end_reason = f"nothing came for {SILENCE_SECONDS:.0f} s"
+        self.started_at = time.monotonic()
+        self.end_reason = f"no Hello came for {HELLO_SECONDS:.0f} s"
         self._closed = False
         # Keys of the slot as this stream knows them; a stream that goes on without a snapshot starts to count anew.
-        self._keys = 0
+        self._keys: dict[Tier, int] = {}
+        self._counted = False
         self._ledger_of = ledger_of
         self._loads = loads
         self._metrics = metrics
@@ -92,14 +103,24 @@ class Session:
         self.end_reason = reason
         self._end.reschedule(asyncio.get_running_loop().time())
 
-    def close(self) -> None:
-        """The stream is ending; nothing can end it any more."""
+    def close(self, *, handed_over: bool = False) -> None:
+        """The stream is ending; nothing can end it any more. `handed_over`: its worker was sent to another replica."""
         if self._closed:
             return
         self._closed = True
         if self.claim is not None:
-            self._loads.remove(self.claim.worker, self)
+            self._loads.remove(self.claim.worker, self, handed_over=handed_over)
             self._metrics.publish_streams.labels(self.claim.pool).dec()
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the ledger is at `seq` as far as this stream knows: no snapshot is wanted or under way."""
+        return not self._snapshotting and not self._wanted
+
+    @property
+    def held(self) -> Mapping[Tier, int]:
+        """Keys of each tier, counted since the snapshot; empty for a stream that goes on without one."""
+        return self._keys if self._counted else {}
 
     async def answer(self, request: pb.PublishRequest) -> pb.PublishResponse | None:
         """Raises RefusedError to end the stream with its status, RedisError when the ledger is out of reach."""
@@ -107,6 +128,12 @@ class Session:
             raise RefusedError(grpc.StatusCode.ABORTED, self.end_reason)
         self._end.reschedule(asyncio.get_running_loop().time() + SILENCE_SECONDS)
         kind = request.WhichOneof("body")
+        if kind == "load":  # the heartbeat, and small: it waits for nothing
+            return await self._answer(kind, request)
+        async with self._gate.hold(request.ByteSize()):
+            return await self._answer(kind, request)
+
+    async def _answer(self, kind: str | None, request: pb.PublishRequest) -> pb.PublishResponse | None:
         claim = self.claim
         if claim is None:
             if kind != "hello":
@@ -128,12 +155,16 @@ class Session:
 
     async def _hello(self, hello: pb.Hello) -> pb.PublishResponse:
         facts = check_hello(hello)
-        ledger = self._ledger_of(hello.pool)
+        ledger = self._ledger_of(hello.pool, hello.worker_id)
         try:
             owner, self.seq = await ledger.hello(hello.worker_id, hello.epoch, facts)
         except EpochSupersededError as error:
             raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, f"hello.epoch: {error}") from error
+        except PartsMismatchError as error:
+            logger.error("%s", error)  # noqa: TRY400 - the traceback says nothing more
+            raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
         self.claim = Claim((hello.pool, hello.worker_id), ledger, owner, facts)
+        self.end_reason = f"nothing came for {SILENCE_SECONDS:.0f} s"
         self._metrics.publish_streams.labels(hello.pool).inc()
         self._wanted = self.seq == 0
         return pb.PublishResponse(
@@ -153,13 +184,14 @@ class Session:
         seq = check_seq("delta.seq", delta.seq)
         added = check_keys("delta.added", delta.added, claim.facts)
         removed = check_keys("delta.removed", delta.removed, claim.facts)
+        check_disjoint(added, removed)
         if delta.epoch != claim.owner.epoch:
             raise RefusedError(grpc.StatusCode.ABORTED, "delta.epoch: a new epoch starts a new stream with Hello")
         if not self._ledger_up():
             self.seq = 0
         if self._snapshotting or self.seq == 0:
             return self._want_snapshot("a delta needs a snapshot before it")
-        growth = self._check_growth(claim, "delta.added", added, removed)
+        keys = self._check_growth(claim, "delta.added", added, removed)
         try:
             await claim.ledger.delta(claim.owner, seq=seq, added=added, removed=removed)
         except OutOfOrderError as error:
@@ -169,8 +201,7 @@ class Session:
             self._metrics.ledger_errors.labels("delta").inc()
             self.seq = 0
             return self._want_snapshot("the ledger is out of reach")
-        self.seq = seq
-        self._keys += growth
+        self.seq, self._keys = seq, keys
         self._metrics.deltas.labels(claim.pool).inc()
         self._metrics.keys.labels(claim.pool, "add").inc(sum(map(len, added.values())))
         self._metrics.keys.labels(claim.pool, "remove").inc(sum(map(len, removed.values())))
@@ -181,10 +212,12 @@ class Session:
         held = check_keys("snapshot.held", chunk.held, claim.facts)
         if chunk.epoch != claim.owner.epoch:
             raise RefusedError(grpc.StatusCode.ABORTED, "snapshot.epoch: a new epoch starts a new stream with Hello")
+        if not chunk.last and not any(held.values()):
+            raise invalid("snapshot.held", "nothing", "only the last chunk may be empty")
         self._snapshotting, self._wanted = True, False
         if chunk.chunk == 0:
-            self._keys = 0
-        growth = self._check_growth(claim, "snapshot.held", held, {})
+            self._keys, self._counted = {}, True
+        keys = self._check_growth(claim, "snapshot.held", held, {})
         if not self._ledger_up():
             return pb.PublishResponse(snapshot_deferred=pb.SnapshotDeferred(retry_after_ms=LEDGER_RETRY_MS))
         try:
@@ -196,7 +229,7 @@ class Session:
             return pb.PublishResponse(snapshot_deferred=pb.SnapshotDeferred(retry_after_ms=LEDGER_RETRY_MS))
         except OutOfOrderError as error:
             return self._want_snapshot(f"snapshot.chunk {chunk.chunk} is {error}")
-        self._keys += growth
+        self._keys = keys
         self._metrics.keys.labels(claim.pool, "snapshot").inc(sum(map(len, held.values())))
         if chunk.last:
             self._snapshotting = False
@@ -206,19 +239,22 @@ class Session:
 
     def _check_growth(
         self, claim: Claim, field: str, added: Mapping[Tier, list[int]], removed: Mapping[Tier, list[int]]
-    ) -> int:
-        """How many keys a write adds on balance; refuses more than the worker's cache can have."""
+    ) -> dict[Tier, int]:
+        """The keys of each tier after a write; refuses more than the worker's cache can have."""
         facts = claim.facts
         # Prompts that part within an index block give a key for every engine block.
-        most = sum(facts.capacity.values()) * max(1, facts.index_block_tokens // facts.engine_block_tokens)
-        growth = sum(map(len, added.values())) - sum(map(len, removed.values()))
-        if self._keys + growth > most:
-            raise RefusedError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{field}: {self._keys + growth} keys are refused: hello.capacity allows {most} in all; say there what "
-                "the cache can hold",
-            )
-        return growth
+        factor = max(1, facts.index_block_tokens // facts.engine_block_tokens)
+        keys = dict(self._keys)
+        for tier in added.keys() | removed.keys():
+            keys[tier] = keys.get(tier, 0) + len(added.get(tier, ())) - len(removed.get(tier, ()))
+            most = facts.capacity[tier] * factor
+            if keys[tier] > most:
+                raise RefusedError(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"{field}: {keys[tier]} keys in {tier} are refused: hello.capacity allows {most}; say there what "
+                    "the cache can hold",
+                )
+        return keys
 
     def _want_snapshot(self, reason: str) -> pb.PublishResponse | None:
         """Ask once; the answer is on its way until chunk 0 comes."""

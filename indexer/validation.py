@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import grpc
@@ -15,13 +15,17 @@ from warmroute.v1 import index_pb2 as pb
 FORMAT_VERSION: Final = 1
 NAME_LIMIT: Final = 256
 LIST_LIMIT: Final = 1024
+# 25 ms of the event loop; workers of this release send a quarter of it.
+KEYS_LIMIT: Final = 16_384
+COUNT_LIMIT: Final = 1 << 53
 # 640 million tokens at 64 a block. Every gateway walks a worker's buckets when its keys are read.
 CAPACITY_LIMIT: Final = 10_000_000
 _DIGEST: Final = re.compile("([0-9a-f]{64})?")
 # The script does arithmetic on sequence numbers, and Lua's numbers are doubles.
 SEQ_LIMIT: Final = 1 << 53
 
-_TIERS: Final[dict[int, Tier]] = {pb.TIER_DEVICE: "device", pb.TIER_HOST: "host"}
+TIER_NUMBERS: Final[dict[Tier, pb.Tier.ValueType]] = {"device": pb.TIER_DEVICE, "host": pb.TIER_HOST}
+_TIERS: Final[dict[int, Tier]] = {number: tier for tier, number in TIER_NUMBERS.items()}
 
 
 class RefusedError(Exception):
@@ -77,16 +81,30 @@ def check_hello(hello: pb.Hello) -> WorkerFacts:
 
 
 def check_keys(field: str, tiers: Iterable[pb.TierKeys], facts: WorkerFacts) -> dict[Tier, list[int]]:
-    """Keys by tier. Raises RefusedError for a tier that Hello gave no capacity for, or named twice."""
+    """Keys by tier. Raises RefusedError for too many, for a key or tier named twice, or a tier not in Hello."""
     keys: dict[Tier, list[int]] = {}
+    room = KEYS_LIMIT
     for tier_keys in tiers:
         tier = _tier(f"{field}.tier", tier_keys.tier)
         if tier not in facts.capacity:
             raise invalid(f"{field}.tier", tier, "give this tier a capacity in Hello first")
         if tier in keys:
             raise invalid(f"{field}.tier", tier, "name each tier once")
+        room -= len(tier_keys.keys)
+        if room < 0:
+            raise invalid(f"{field}.keys", f"{KEYS_LIMIT - room} keys", f"send at most {KEYS_LIMIT} in one message")
         keys[tier] = list(tier_keys.keys)
+        if len(set(keys[tier])) != len(keys[tier]):
+            raise invalid(f"{field}.keys", f"{_twice(keys[tier]):#x} twice in {tier}", "send each key once")
     return keys
+
+
+def check_disjoint(added: Mapping[Tier, list[int]], removed: Mapping[Tier, list[int]]) -> None:
+    """Raises RefusedError for a key that a delta both adds and removes."""
+    for tier, keys in added.items():
+        if both := set(keys).intersection(removed.get(tier, ())):
+            value = f"{min(both):#x} of {tier}, which delta.removed has too"
+            raise invalid("delta.added.keys", value, "send the net change")
 
 
 def check_seq(field: str, seq: int) -> int:
@@ -98,6 +116,17 @@ def check_seq(field: str, seq: int) -> int:
 def check_load(load: pb.Load) -> None:
     if not 0.0 <= load.kv_cache_usage <= 1.0:
         raise invalid("load.kv_cache_usage", load.kv_cache_usage, "use a share from 0 to 1")
+    for field in ("waiting_tokens", "unpublished_keys", "orphaned_blocks"):
+        if getattr(load, field) > COUNT_LIMIT:
+            raise invalid(f"load.{field}", getattr(load, field), "use at most 2**53, beyond which JSON is not exact")
+
+
+def check_request(request: pb.LoadsRequest | pb.DescribeRequest) -> None:
+    """Raises RefusedError."""
+    if request.format_version != FORMAT_VERSION:
+        raise invalid("format_version", request.format_version, f"this indexer speaks version {FORMAT_VERSION}")
+    if len(request.pools) > LIST_LIMIT:
+        raise invalid("pools", f"{len(request.pools)} items", f"name at most {LIST_LIMIT}; none for all")
 
 
 def _capacity(hello: pb.Hello) -> dict[str, int]:
@@ -136,6 +165,11 @@ def _check_name(field: str, value: str) -> None:
 def _check_length(field: str, value: str) -> None:
     if len(value.encode()) > NAME_LIMIT:
         raise invalid(field, value, f"use at most {NAME_LIMIT} bytes")
+
+
+def _twice(keys: Iterable[int]) -> int:
+    seen: set[int] = set()
+    return next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
 
 
 def _tier(field: str, value: int) -> Tier:

@@ -1,10 +1,10 @@
 """The configuration model: one YAML file; environment variables and flags override it by one rule.
 
-The file has one section a part (`gateway`, `indexer`, `worker`, `up`, `demo`) and shared ones (`redis`, `log`). A field
-`gateway.admin_port` is the flag `--admin-port` of `warmroute gateway` and the environment variable
-`WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its section in the flag, as `--redis-url`. Flags win over
-the environment, the environment over the file, the file over defaults. Values of flags and variables are YAML, so lists
-and mappings can be given too. Unknown fields are errors.
+The file has one section a command (`gateway`, `indexer`, `worker`, `index`, `up`, `demo`) and shared ones (`redis`,
+`grpc`, `log`). A field `gateway.admin_port` is the flag `--admin-port` of `warmroute gateway` and the environment
+variable `WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its section in the flag, as `--redis-url`. Flags
+win over the environment, the environment over the file, the file over defaults. Values of flags and variables are YAML,
+so lists and mappings can be given too. Unknown fields are errors.
 """
 
 from __future__ import annotations
@@ -13,11 +13,22 @@ import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS
+from warmroute.redis_url import RedisTarget, parse, redacted
+from warmroute.secret import Secret, conceal
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -38,19 +49,33 @@ def _check_host_port(value: str) -> str:
     return value
 
 
+def _check_host_ports(value: str) -> str:
+    """One or more of them with commas between, as one text."""
+    return ",".join(_check_host_port(item.strip()) for item in value.split(","))
+
+
 def _check_redis_url(value: str) -> str:
-    if not value.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("the URL must begin with redis://, rediss:// or unix://")
-    try:
-        urlsplit(value).port  # noqa: B018 - reading it is the check
-    except ValueError as error:
-        raise ValueError(f"the URL is malformed: {error}") from error
+    parse(value)
     return value
+
+
+class _ConcealedUrl(str):
+    """Errors print the input's repr: without user and password here."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(redacted(self))
+
+
+def _conceal_url(value: object) -> object:
+    return _ConcealedUrl(value) if isinstance(value, str) else value
 
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
 HostPort = Annotated[str, AfterValidator(_check_host_port)]
-RedisUrl = Annotated[str, AfterValidator(_check_redis_url)]
+RedisUrl = Annotated[str, AfterValidator(_check_redis_url), BeforeValidator(_conceal_url)]
+HostPorts = Annotated[str, AfterValidator(_check_host_ports)]
 PolicyName = Literal["warm", "round_robin", "least_requests"]
 
 
@@ -67,10 +92,104 @@ class LogConfig(Section):
 
 
 class RedisConfig(Section):
-    """The Redis or Valkey server (7 or newer, maxmemory-policy noeviction) that holds the index."""
+    """The Redis or Valkey server, Sentinel group or cluster (7 or newer, maxmemory-policy noeviction) that holds the
+    index. User and password stand in the URL or in fields of their own; a password file is read for every connection.
+    """
 
-    url: RedisUrl = Field("redis://127.0.0.1:6379/0", description="redis://, rediss:// or unix:// URL")
+    url: RedisUrl = Field(
+        "redis://127.0.0.1:6379/0",
+        repr=False,
+        description="redis://, rediss:// (TLS) or unix:// URL; redis+sentinel://host:26379,.../master-name or "
+        "redis+cluster://host:6379,... (rediss+... with TLS) for several servers",
+    )
+    username: str | None = Field(None, description="ACL user; the default user when left out")
+    password: str | None = Field(None, repr=False, description="password")
+    password_file: Path | None = Field(None, description="file that holds the password")
+    sentinel_username: str | None = Field(None, description="ACL user on the Sentinels")
+    sentinel_password: str | None = Field(None, repr=False, description="password of the Sentinels")
+    sentinel_password_file: Path | None = Field(None, description="file that holds the password of the Sentinels")
+    tls_ca_file: Path | None = Field(None, description="PEM file of authorities to trust; the system's when left out")
+    tls_cert_file: Path | None = Field(None, description="PEM file of the client's certificate, for mutual TLS")
+    tls_key_file: Path | None = Field(None, description="PEM file of its key, where the certificate's has none")
+    tls_check_hostname: bool = Field(True, description="whether the server's certificate must name the host")
+    tls_verify: bool = Field(True, description="whether the server's certificate is checked at all; false is insecure")
     timeout_seconds: float = Field(5.0, ge=1, le=10, description="deadline of one call, in seconds")
+
+    @property
+    def target(self) -> RedisTarget:
+        """What the URL says."""
+        return parse(self.url)
+
+    # Checks across fields hang on single ones, so that errors show that one's value and no password.
+    @field_validator("username", "password", "password_file")
+    @classmethod
+    def _once(cls, value: object, info: ValidationInfo) -> object:
+        target = _target(info)
+        if value is None or target is None:
+            return value
+        if info.field_name == "username" and target.username:
+            raise ValueError("redis.url names a user too: give it in one place")
+        if info.field_name != "username" and target.password:
+            raise ValueError("redis.url has a password too: give it in one place")
+        if info.field_name == "password_file" and info.data.get("password"):
+            raise ValueError("redis.password is set too: leave one out")
+        return value
+
+    @field_validator("sentinel_username", "sentinel_password", "sentinel_password_file")
+    @classmethod
+    def _of_sentinels(cls, value: object, info: ValidationInfo) -> object:
+        target = _target(info)
+        if value is not None and target is not None and target.topology != "sentinel":
+            raise ValueError("it is for Sentinels: redis.url must begin with redis+sentinel:// or rediss+sentinel://")
+        if value is not None and info.field_name == "sentinel_password_file" and info.data.get("sentinel_password"):
+            raise ValueError("redis.sentinel_password is set too: leave one out")
+        return value
+
+    @field_validator("tls_ca_file", "tls_cert_file", "tls_key_file")
+    @classmethod
+    def _of_tls(cls, value: object, info: ValidationInfo) -> object:
+        target = _target(info)
+        if value is not None and target is not None and not target.tls:
+            raise ValueError(
+                "it is for TLS: redis.url must begin with rediss://, rediss+sentinel:// or rediss+cluster://"
+            )
+        if value is not None and info.field_name == "tls_key_file" and info.data.get("tls_cert_file") is None:
+            raise ValueError("set redis.tls_cert_file to the certificate of this key")
+        return value
+
+    # The last one, so that it wraps those above.
+    @field_validator("password", "sentinel_password", mode="before")
+    @classmethod
+    def _concealed(cls, value: object) -> object:
+        return conceal(value)
+
+
+def _target(info: ValidationInfo) -> RedisTarget | None:
+    """What the URL says; None where the URL itself is refused."""
+    url = info.data.get("url")
+    return parse(url) if url is not None else None
+
+
+class GrpcConfig(Section):
+    """Who may talk to the indexer: TLS files and the shared token, the same section for the indexer and its clients.
+
+    Files are read again when they change, so that certificates can be rotated.
+    """
+
+    tls_ca_file: Path | None = Field(
+        None, description="PEM file of the CA that signs the other side; on the indexer it makes clients show theirs"
+    )
+    tls_cert_file: Path | None = Field(None, description="PEM file of this side's certificate chain")
+    tls_key_file: Path | None = Field(None, description="PEM file of its private key, not encrypted")
+    tls_server_name: str = Field(
+        "", description="name in the indexer's certificate; the host that a client was configured with when left out"
+    )
+    token: Secret = Field(
+        None, repr=False, description="shared token; better given as a file, since others see flags and variables"
+    )
+    token_file: Path | None = Field(
+        None, description="file with the token; clients send its first line, the indexer takes any line"
+    )
 
 
 class StaticWorker(Section):
@@ -163,10 +282,18 @@ class IndexerConfig(Section):
     port: Port = Field(50051, description="gRPC port")
     admin_host: str = Field("127.0.0.1", description="address of the admin server")
     admin_port: Port = Field(8002, description="port of /healthz, /readyz, /metrics")
+    parts: int = Field(
+        1, ge=1, le=64, description="parts that each pool's index is split into; the same on every indexer"
+    )
     log_entries: int = Field(65_536, ge=1000, description="entries kept in each part's log")
+    log_bytes: int = Field(268_435_456, ge=1_048_576, description="memory of each part's log in Redis, in bytes")
     late_drop_seconds: float = Field(600.0, ge=20, description="silence after which a worker is dropped")
-    max_message_bytes: int = Field(4_194_304, ge=262_144, description="largest gRPC message, in bytes")
+    max_message_bytes: int = Field(1_048_576, ge=262_144, description="largest gRPC message, in bytes")
+    max_inflight_bytes: int = Field(
+        4_194_304, ge=262_144, description="most bytes of messages worked on at once; processing takes 20 times as many"
+    )
     max_streams: int = Field(2000, ge=1, description="most open streams of workers")
+    drain_seconds: float = Field(5.0, ge=0, description="how long workers may take after SIGTERM to go elsewhere")
 
 
 class WorkerConfig(Section):
@@ -180,7 +307,11 @@ class WorkerConfig(Section):
         None, description="host:port that gateways know; host:port when left out"
     )
     worker_id: str | None = Field(None, description="unique id, such as the pod's UID; random when left out")
-    indexer: HostPort | None = Field("127.0.0.1:50051", description="host:port of the indexer; null publishes nothing")
+    indexer: HostPorts | None = Field(
+        "127.0.0.1:50051",
+        description="host:port of the indexer, or several with commas between; a name may resolve to many replicas; "
+        "null publishes nothing",
+    )
     pool: Name = Field("default", description="the pool this worker belongs to")
     model: Name = Field("smollm2-135m-instruct", description="public name of the model")
     model_path: Path | None = Field(
@@ -195,6 +326,18 @@ class WorkerConfig(Section):
     max_waiting_requests: int = Field(256, ge=1, description="requests queued before new ones get 503")
     threads: int = Field(1, ge=1, le=256, description="CPU threads of PyTorch")
     device: str = Field("cpu", description="PyTorch device: cpu, cuda, cuda:1 ...")
+
+
+class IndexConfig(Section):
+    """What `warmroute index` looks at."""
+
+    pool: Name | None = Field(None, description="only this pool; all of them when left out")
+    indexers: tuple[HostPort, ...] = Field(
+        (), description="host:port of the indexers, for loads and lag; those of gateway.indexers when left out"
+    )
+    model_path: Path | None = Field(
+        None, description="folder with the pool's tokenizer.json, for --prompt; that of gateway.pools when left out"
+    )
 
 
 class UpConfig(Section):
@@ -227,8 +370,10 @@ class Config(Section):
 
     log: LogConfig = LogConfig()
     redis: RedisConfig = RedisConfig()
+    grpc: GrpcConfig = GrpcConfig()
     gateway: GatewayConfig = GatewayConfig()
     indexer: IndexerConfig = IndexerConfig()
     worker: WorkerConfig = WorkerConfig()
+    index: IndexConfig = IndexConfig()
     up: UpConfig = UpConfig()
     demo: DemoConfig = DemoConfig()

@@ -123,7 +123,7 @@ class GatewayMetrics:
         )
         self.mirror_refused_keys = Gauge(
             "warmroute_mirror_refused_keys",
-            "Keys left out since the last boot because the mirror has its limit; matches are shorter for it.",
+            "Keys left out because the mirror has its limit, since there was room; matches are shorter for it.",
             ["pool"],
             registry=registry,
         )
@@ -135,7 +135,7 @@ class GatewayMetrics:
         )
         self.mirror_boots = Counter(
             "warmroute_mirror_boots",
-            "Times the mirror read the whole index, by reason: start, trimmed, wiped, error.",
+            "Times the mirror read the whole index, by reason: start, trimmed, wiped, parts, room, error.",
             ["pool", "reason"],
             registry=registry,
         )
@@ -224,6 +224,11 @@ class WorkerMetrics:
         self.held_keys = Gauge("warmroute_worker_held_keys", "Keys this worker holds.", ["tier"], registry=registry)
         self.unpublished_keys = Gauge(
             "warmroute_worker_unpublished_keys", "Changes that no indexer has acknowledged.", registry=registry
+        )
+        self.unpublished_seconds = Gauge(
+            "warmroute_worker_unpublished_seconds",
+            "Age of the oldest change that no indexer has acknowledged; 0 when there is none.",
+            registry=registry,
         )
         self.snapshots = Counter("warmroute_worker_snapshots", "Snapshots sent.", registry=registry)
         self.deltas = Counter("warmroute_worker_deltas", "Deltas acknowledged.", registry=registry)

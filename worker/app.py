@@ -16,7 +16,8 @@ import warmroute
 from indexer.keys import tokenizer_digest
 from warmroute.addresses import address
 from warmroute.admin import AdminServer
-from warmroute.config import WorkerConfig
+from warmroute.config import GrpcConfig, WorkerConfig
+from warmroute.grpc_security import ClientSecurity
 from warmroute.lifecycle import StartupError, cannot_listen, until_signal
 from warmroute.metrics import WorkerMetrics
 from worker.engine.errors import ModelError
@@ -38,9 +39,10 @@ class EngineDiedError(Exception):
     """The engine's thread ended by itself; only a restart of the process helps."""
 
 
-async def serve(config: WorkerConfig) -> None:
+async def serve(config: WorkerConfig, grpc_config: GrpcConfig | None = None) -> None:
     """Run until SIGINT or SIGTERM. Raises StartupError, or EngineDiedError when the engine fails."""
     loop = asyncio.get_running_loop()
+    security = ClientSecurity(grpc_config or GrpcConfig())
     publisher: Publisher | None = None
 
     def take_events(events: Sequence[CacheEvent]) -> None:
@@ -58,7 +60,7 @@ async def serve(config: WorkerConfig) -> None:
         raise StartupError(f"{prefix}{error}") from error
     registry = CollectorRegistry()
     if config.indexer is not None:
-        publisher = _publisher(config, model_path, runner, WorkerMetrics(registry))
+        publisher = _publisher(config, model_path, runner, WorkerMetrics(registry), security)
     admin = AdminServer(registry, lambda: _readiness(runner, publisher))
     http: web.AppRunner | None = None
     try:
@@ -89,7 +91,9 @@ def _model_path(config: WorkerConfig) -> Path:
         raise StartupError(f"worker.model_path: {error}") from error
 
 
-def _publisher(config: WorkerConfig, model_path: Path, runner: EngineRunner, metrics: WorkerMetrics) -> Publisher:
+def _publisher(
+    config: WorkerConfig, model_path: Path, runner: EngineRunner, metrics: WorkerMetrics, security: ClientSecurity
+) -> Publisher:
     tokenizer_json = (model_path / "tokenizer.json").read_bytes()
     identity = Identity(
         pool=config.pool,
@@ -107,7 +111,7 @@ def _publisher(config: WorkerConfig, model_path: Path, runner: EngineRunner, met
         tokenizer_bytes=len(tokenizer_json),
     )
     try:
-        return Publisher(config.indexer or "", identity, runner.load, metrics)
+        return Publisher(config.indexer or "", identity, runner.load, metrics, security)
     except ValueError as error:
         raise StartupError(f"worker.index_block_tokens: {error}") from error
 

@@ -19,7 +19,7 @@ import grpc
 
 from warmroute.metrics import WorkerMetrics
 from warmroute.v1 import index_pb2 as pb
-from worker.events import EngineLoad, Tier
+from worker.events import Tier
 from worker.publish_state import TIERS, ChunkToSend, DeltaToSend, KeysByTier, PublishState, Resume
 
 logger = logging.getLogger(__name__)
@@ -50,9 +50,10 @@ class PublishStream:
         self,
         call: Call,
         state: PublishState,
-        load: Callable[[], EngineLoad],
+        load: Callable[[], pb.Load],
         metrics: WorkerMetrics,
     ) -> None:
+        """`load` makes the load report of this moment; the epoch is set here."""
         self.answered = False
         self._call = call
         self._state = state
@@ -63,6 +64,7 @@ class PublishStream:
         # The indexer answers what was sent, one message at a time; more than this is not an answer.
         self._answers: deque[pb.PublishResponse] = deque(maxlen=64)
         self._snapshot_wanted = False
+        self._leaving = False
         self._chunks: Iterator[ChunkToSend] = iter(())
         self._chunk: ChunkToSend | None = None
         self._chunk_due: float | None = None
@@ -82,7 +84,7 @@ class PublishStream:
         try:
             while not reader.done():
                 now = time.monotonic()
-                if now >= ends_at and self._chunk is None and self._state.in_flight is None:
+                if now >= ends_at and not self._unacknowledged:
                     raise StreamEndedError("age")
                 await self._step(now)
                 with suppress(TimeoutError):
@@ -106,12 +108,16 @@ class PublishStream:
             self._take(self._answers.popleft(), now)
         if self._state.epoch != self._epoch:
             raise StreamEndedError("new_epoch")
+        # A snapshot that has not begun, or was told to come later, is the next replica's.
+        not_begun = self._chunk is not None and self._chunk.chunk == 0 and self._chunk_due is not None
+        if self._leaving and (self._snapshot_wanted or not_begun or not self._unacknowledged):
+            raise StreamEndedError("leave")
         if self._snapshot_wanted:
             # Cleared before the copy: what is asked for after it needs another one.
             self._snapshot_wanted = False
-            self._chunks = self._state.snapshot()
+            self._chunks = self._state.snapshot(now)
             self._next_chunk(now)
-        waiting = self._chunk is not None or self._state.in_flight is not None
+        waiting = self._unacknowledged
         if self._chunk is not None and self._chunk_due is not None and now >= self._chunk_due:
             self._chunk_due, self._sent_at = None, now
             await self._write(_chunk_message(self._epoch, self._chunk))
@@ -121,13 +127,21 @@ class PublishStream:
             raise TimeoutError
         if now >= self._load_due:
             self._load_due = now + TICK_SECONDS
-            await self._write(self._load_message())
+            load = self._load()
+            load.epoch = self._epoch
+            await self._write(pb.PublishRequest(load=load))
+
+    @property
+    def _unacknowledged(self) -> bool:
+        return self._chunk is not None or self._state.in_flight is not None
 
     def _take(self, response: pb.PublishResponse, now: float) -> None:
         match response.WhichOneof("body"):
             case "snapshot_wanted":
                 logger.info("the indexer asks for a snapshot: %s", response.snapshot_wanted.reason)
                 self._snapshot_wanted = True
+            case "leave":
+                self._leaving = True
             case "snapshot_deferred" if self._chunk is not None:
                 wait = response.snapshot_deferred.retry_after_ms / 1000
                 self._chunk_due = now + min(wait, ANSWER_SECONDS) * random.uniform(0.8, 1.2)
@@ -136,11 +150,11 @@ class PublishStream:
                 chunk, ack = self._chunk, response.ack
                 if chunk is not None and (ack.seq, ack.chunk) == (chunk.seq, chunk.chunk):
                     if chunk.last:
+                        self._state.acknowledged(ack.seq)
                         self._metrics.snapshots.inc()
                     self._next_chunk(now)
-                elif self._state.acknowledged(ack.seq):
+                elif chunk is None and self._state.acknowledged(ack.seq):
                     self._metrics.deltas.inc()
-                    self._metrics.unpublished_keys.set(self._state.unpublished)
 
     def _next_chunk(self, now: float) -> None:
         self._chunk = next(self._chunks, None)
@@ -152,19 +166,6 @@ class PublishStream:
         added, removed = _tier_keys(delta.added), _tier_keys(delta.removed)
         message = pb.Delta(epoch=self._epoch, seq=delta.seq, added=added, removed=removed)
         await self._write(pb.PublishRequest(delta=message))
-
-    def _load_message(self) -> pb.PublishRequest:
-        load = self._load()
-        return pb.PublishRequest(
-            load=pb.Load(
-                epoch=self._epoch,
-                seq=self._state.seq,
-                running_requests=load.running_requests,
-                waiting_requests=load.waiting_requests,
-                waiting_tokens=load.waiting_tokens,
-                kv_cache_usage=min(1.0, max(0.0, load.kv_cache_usage)),
-            )
-        )
 
     async def _write(self, message: pb.PublishRequest) -> None:
         """Flow control may hold a write back; a peer that takes nothing for this long is gone."""

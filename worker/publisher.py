@@ -19,6 +19,9 @@ from typing import Final
 import grpc
 
 from indexer.keys import pool_fingerprint
+from warmroute.config import GrpcConfig
+from warmroute.grpc_security import ClientSecurity
+from warmroute.grpc_tokens import SecurityError
 from warmroute.metrics import WorkerMetrics
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
@@ -26,12 +29,16 @@ from worker.events import CacheEvent, EngineLoad
 from worker.index_blocks import Changes, IndexBlocks
 from worker.publish_state import PublishState
 from worker.publish_stream import ANSWER_SECONDS, Call, PublishStream, StreamEndedError
+from worker.replicas import Replica, Replicas, UnresolvedError
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 1
-BACKOFF_SECONDS: Final = (0.1, 5.0)
-REFUSALS: Final = frozenset({"invalid_argument", "resource_exhausted"})
+BACKOFF_SECONDS: Final = (0.1, 1.0)
+REFUSED_SECONDS: Final = 5.0
+HANDOVER_SECONDS: Final = (0.1, 0.5)
+REFUSALS: Final = frozenset({"invalid_argument", "resource_exhausted", "unauthenticated"})
+UINT32_MAX: Final = (1 << 32) - 1
 
 _CHANNEL_OPTIONS: Final = [
     ("grpc.keepalive_time_ms", 10_000),
@@ -68,18 +75,38 @@ def new_epoch() -> int:
     return secrets.randbits(64) or 1
 
 
+@dataclass(frozen=True, slots=True)
+class _StreamEnd:
+    """Why a stream ended: a word, which is a label of the metric, and the indexer's words."""
+
+    reason: str
+    detail: str
+    answered: bool
+    """Whether the indexer had acknowledged anything."""
+
+
 class Publisher:
     """Owns what the index knows of this worker. `run` is the one task; its owner cancels and watches it."""
 
     def __init__(
-        self, indexer: str, identity: Identity, load: Callable[[], EngineLoad], metrics: WorkerMetrics
+        self,
+        indexer: str,
+        identity: Identity,
+        load: Callable[[], EngineLoad],
+        metrics: WorkerMetrics,
+        security: ClientSecurity | None = None,
     ) -> None:
+        """`indexer`: host:port, or several with commas between; each name may resolve to many replicas.
+
+        Raises ValueError where engine and index blocks do not line up.
+        """
         self.identity = identity
         self.state = PublishState(new_epoch())
         self.connected = False
         self.trouble = "not tried yet"
         """Why the last stream ended."""
-        self._indexer = indexer
+        self.replicas = Replicas(indexer.split(","))
+        self._security = security or ClientSecurity(GrpcConfig())
         self._load = load
         self._metrics = metrics
         self._blocks = IndexBlocks(
@@ -87,20 +114,22 @@ class Publisher:
             index_block_tokens=identity.index_block_tokens,
             fingerprint=identity.fingerprint,
         )
+        metrics.unpublished_keys.set_function(lambda: self.state.unpublished)
+        metrics.unpublished_seconds.set_function(lambda: self.state.unpublished_seconds(time.monotonic()))
 
     # --- from the engine ---------------------------------------------------------------------------------------------
 
     def apply(self, events: Sequence[CacheEvent]) -> None:
         """Take the events of one engine step; call it on the publisher's loop. Never raises for bad events."""
+        now = time.monotonic()
         orphaned, skipped = self._blocks.orphaned, self._blocks.skipped
         changes = Changes()
         if self._blocks.apply(events, changes):
-            self.state.reset(new_epoch())  # which ends the stream of the old one
-        self.state.apply("device", changes)
+            self.state.reset(new_epoch(), now)  # which ends the stream of the old one
+        self.state.apply("device", changes, now)
         self._metrics.orphaned_blocks.inc(self._blocks.orphaned - orphaned)
         self._metrics.skipped_events.inc(self._blocks.skipped - skipped)
         self._metrics.held_keys.labels("device").set(self.state.held_count("device"))
-        self._metrics.unpublished_keys.set(self.state.unpublished)
 
     # --- to the indexer ----------------------------------------------------------------------------------------------
 
@@ -110,34 +139,42 @@ class Publisher:
         delay = shortest
         while True:
             started_at = time.monotonic()
-            reason, detail, answered = await self._run_stream()
+            end = await self._run_stream()
             self._set_connected(connected=False)
-            self.trouble = f"{reason}: {detail}" if detail else reason
-            self._metrics.reconnects.labels(reason).inc()
-            if reason in {"new_epoch", "age"}:
+            self.trouble = f"{end.reason}: {end.detail}" if end.detail else end.reason
+            self._metrics.reconnects.labels(end.reason).inc()
+            if end.reason in {"new_epoch", "age"}:
                 delay = shortest
                 continue
-            if reason == "failed_precondition" and detail.startswith("hello.epoch"):
+            if end.reason == "leave":
+                # All workers of a replica that ends come at once; the others should not get them at once.
+                delay = shortest
+                await asyncio.sleep(random.uniform(*HANDOVER_SECONDS))
+                continue
+            if end.reason == "failed_precondition" and end.detail.startswith("hello.epoch"):
                 # The ledger has a newer epoch than this one, which lives: a Hello of an earlier life came late.
-                self.state.renew(new_epoch())
+                self.state.renew(new_epoch(), time.monotonic())
             lasted = time.monotonic() - started_at
-            worked = answered or lasted > ANSWER_SECONDS
+            worked = end.answered or lasted > ANSWER_SECONDS
             # A refusal of what was sent would only come again.
-            delay = longest if reason in REFUSALS else shortest if worked else min(delay * 2, longest)
-            log = logger.warning if worked or delay == longest else logger.debug
-            log("stream to indexer %s ended after %.1f s (%s %s), trying again", self._indexer, lasted, reason, detail)
+            delay = REFUSED_SECONDS if end.reason in REFUSALS else shortest if worked else min(delay * 2, longest)
+            log = logger.warning if worked or delay >= longest else logger.debug
+            log("stream to the indexer ended after %.1f s (%s), trying again", lasted, self.trouble)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
 
-    async def _run_stream(self) -> tuple[str, str, bool]:
-        """One stream from Hello to its end: why it ended, in a word and in the indexer's words, and whether the
-        indexer had acknowledged anything."""
+    async def _run_stream(self) -> _StreamEnd:
+        """One stream from the choice of a replica to its end."""
         stream: PublishStream | None = None
+        call: Call | None = None
+        replica: Replica | None = None
         reason, detail = "closed", ""
         try:
-            async with self._call() as call:
+            replica = await self.replicas.choose()
+            async with self._call(replica) as call:
                 welcome = await self._hello(call)
-                stream = PublishStream(call, self.state, self._load, self._metrics)
-                self._set_connected(connected=True)
+                self.replicas.forgive()
+                stream = PublishStream(call, self.state, self._load_message, self._metrics)
+                self._set_connected(connected=True, address=replica.address)
                 resume = self.state.resume(ledger_seq=welcome.seq, snapshot_wanted=welcome.snapshot_wanted)
                 await stream.run(resume)
         except StreamEndedError as ended:
@@ -146,14 +183,22 @@ class Publisher:
             reason, detail = error.code().name.lower(), error.details() or ""
         except TimeoutError:
             reason, detail = "timeout", f"no answer for {ANSWER_SECONDS:.0f} s"
+        except (UnresolvedError, SecurityError) as error:
+            reason, detail = "resolve" if isinstance(error, UnresolvedError) else "security", str(error)
         except asyncio.InvalidStateError:
-            pass  # what grpc raises for a write on a stream that has just ended
-        return reason, detail, stream is not None and stream.answered
+            # What grpc raises for a write on a stream that has just ended; the status says why it has.
+            if call is not None and call.done():
+                reason, detail = (await call.code()).name.lower(), await call.details() or ""
+        if replica is not None and reason not in {"new_epoch", "age"}:
+            self.replicas.shun(replica)
+        return _StreamEnd(reason, detail, answered=stream is not None and stream.answered)
 
     @asynccontextmanager
-    async def _call(self) -> AsyncIterator[Call]:
-        async with grpc.aio.insecure_channel(self._indexer, options=_CHANNEL_OPTIONS) as channel:
-            call = index_pb2_grpc.IndexServiceStub(channel).Publish()
+    async def _call(self, replica: Replica) -> AsyncIterator[Call]:
+        security = self._security
+        async with security.channel(replica.address, name=replica.name, options=_CHANNEL_OPTIONS) as channel:
+            metadata = grpc.aio.Metadata(*security.metadata(replica.address))
+            call = index_pb2_grpc.IndexServiceStub(channel).Publish(metadata=metadata)
             try:
                 yield call
             finally:
@@ -188,8 +233,22 @@ class Publisher:
             raise StreamEndedError("new_epoch")
         return response.welcome
 
-    def _set_connected(self, *, connected: bool) -> None:
+    def _load_message(self) -> pb.Load:
+        """The load now; the stream adds its epoch."""
+        load = self._load()
+        return pb.Load(
+            seq=self.state.seq,
+            running_requests=load.running_requests,
+            waiting_requests=load.waiting_requests,
+            waiting_tokens=load.waiting_tokens,
+            kv_cache_usage=min(1.0, max(0.0, load.kv_cache_usage)),
+            unpublished_keys=self.state.unpublished,
+            unpublished_ms=min(UINT32_MAX, int(self.state.unpublished_seconds(time.monotonic()) * 1000)),
+            orphaned_blocks=self._blocks.orphaned,
+        )
+
+    def _set_connected(self, *, connected: bool, address: str = "") -> None:
         if connected and not self.connected:
-            logger.info("publishing to indexer %s as %s", self._indexer, self.identity.worker_id)
+            logger.info("publishing to indexer %s as %s", address, self.identity.worker_id)
         self.connected = connected
         self._metrics.connected.set(connected)

@@ -21,9 +21,9 @@ from gateway.routing.policies import POLICIES
 from gateway.routing.predictions import Prediction, Predictions
 from gateway.routing.reservations import Booking, Reservations
 from gateway.routing.workers import State, Worker, WorkerTable
-from indexer.follower import Follower
 from indexer.keys import pool_fingerprint
 from indexer.mirror import Match, Mirror
+from indexer.pool_index import PoolIndex
 from warmroute.config import PoolConfig
 from warmroute.metrics import GatewayMetrics
 
@@ -51,7 +51,7 @@ class PoolRouter:
     def __init__(
         self,
         config: PoolConfig,
-        follower: Follower,
+        index: PoolIndex,
         reports: LoadReports,
         metrics: GatewayMetrics,
         *,
@@ -62,7 +62,7 @@ class PoolRouter:
         self.workers = WorkerTable()
         self.reservations = Reservations()
         self.predictions = Predictions()
-        self.follower = follower
+        self.index = index
         self.metrics = metrics
         self.clock = clock
         self._reports = reports
@@ -92,7 +92,7 @@ class PoolRouter:
 
     def _refresh(self) -> None:
         """Derive again what depends on the index's workers, when they changed."""
-        mirror = self.follower.mirror
+        mirror = self.index.mirror
         if self._seen == (mirror, mirror.worker_changes):
             return
         self._seen = (mirror, mirror.worker_changes)
@@ -169,9 +169,9 @@ class PoolRouter:
     def _facts(self, candidates: Sequence[Worker], prompt: Prompt | None, now: float) -> list[CandidateFacts]:
         self.predictions.expire(now)
         keys = prompt.keys if prompt else []
-        confirmed = self.follower.mirror.match(keys) if keys else {}
+        confirmed = self.index.mirror.match(keys) if keys else {}
         predicted = self.predictions.match(keys) if keys else {}
-        late = self.follower.late
+        late = self.index.late
         facts = []
         for worker in candidates:
             uid, index_id = worker.target.uid, worker.index_id
@@ -222,7 +222,7 @@ class PoolRouter:
         for state in State:
             self.metrics.workers.labels(pool, state.value).set(states[state])
         self.metrics.unjoined_workers.labels(pool).set(self.workers.unjoined)
-        late = self.follower.late
+        late = self.index.late
         self.metrics.late_workers.labels(pool).set(sum(worker.index_id in late for worker in self.workers.all))
         self.metrics.predicted_keys.labels(pool).set(self.predictions.keys)
         for worker in self.workers.all:

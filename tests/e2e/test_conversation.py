@@ -63,9 +63,7 @@ async def indexed(gateway: Gateway, conversation: Conversation, tokens: int) -> 
 
     body = orjson.dumps({"model": MODEL, "messages": conversation.messages, "cache_salt": conversation.salt})
     prompt = await pool.keyer.key(parse_body(body, chat=True), pool.router.key_space())
-    return any(
-        match.blocks * INDEX_BLOCK >= tokens for match in pool.router.follower.mirror.match(prompt.keys).values()
-    )
+    return any(match.blocks * INDEX_BLOCK >= tokens for match in pool.router.index.mirror.match(prompt.keys).values())
 
 
 def test_turns_go_to_the_warm_worker_and_predictions_hold(stack: Stack) -> None:
@@ -119,7 +117,7 @@ def test_after_a_reset_of_the_workers_cache_nothing_matches(stack: Stack) -> Non
             for ports in stack.plan.workers:
                 async with session.post(f"http://127.0.0.1:{ports.main}/reset_prefix_cache") as response:
                     assert response.status == 200
-            mirror = gateway.pools[MODEL].router.follower
+            mirror = gateway.pools[MODEL].router.index
             await eventually(lambda: mirror.mirror.tier_size("device") == 0)
             router = gateway.pools[MODEL].router
 

@@ -12,6 +12,7 @@ from gateway.loads import FRESH_SECONDS, LoadReports
 from tests.indexer.support import POOL, engine, indexer, running
 from tests.support import eventually
 from warmroute.metrics import GatewayMetrics
+from warmroute.v1 import index_pb2 as pb
 from worker.events import EngineLoad
 
 
@@ -55,6 +56,42 @@ def test_a_report_grows_stale_with_its_indexer_and_comes_back(redis_url: str) ->
                     await eventually(lambda: reports.get(POOL, "w", time.monotonic()), within=20)
 
     asyncio.run(scenario())
+
+
+def test_a_worker_that_is_handed_over_keeps_its_report(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as one, indexer(redis_url) as two:
+            reports, _ = reports_from(one.address, two.address)
+            worker = engine(f"{one.address},{two.address}", "w")
+            async with running(reports.run(), worker.publisher.run()):
+                await eventually(lambda: reports.get(POOL, "w", time.monotonic()))
+                first, second = (one, two) if one.service._sessions else (two, one)
+                missed: list[float] = []
+
+                def moved() -> bool:
+                    report = reports.get(POOL, "w", time.monotonic())
+                    if report is None:
+                        missed.append(time.monotonic())
+                    return report is not None and report.source == second.address
+
+                async with running(first.service.drain()):
+                    await eventually(moved)
+                assert not missed
+                assert not first.service._sessions
+
+    asyncio.run(scenario())
+
+
+def test_a_departure_that_another_replica_tells_late_changes_nothing() -> None:
+    reports, _ = reports_from("127.0.0.1:1")
+    key = {"pool": POOL, "worker_id": "w"}
+    reports._take(pb.LoadsResponse(loads=[pb.WorkerLoad(**key, load=pb.Load(waiting_tokens=7))]), "new")
+    reports._take(pb.LoadsResponse(gone=[pb.WorkerRef(**key)]), "old")
+    report = reports.get(POOL, "w", time.monotonic())
+    assert report is not None
+    assert report.waiting_tokens == 7
+    reports._take(pb.LoadsResponse(gone=[pb.WorkerRef(**key)]), "new")
+    assert reports.get(POOL, "w", time.monotonic()) is None
 
 
 def test_two_replicas_are_both_listened_to_and_a_name_that_does_not_resolve_is_no_end(redis_url: str) -> None:

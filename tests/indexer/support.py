@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 import grpc
 from prometheus_client import CollectorRegistry
 
-from indexer.follower import Follower
 from indexer.layout import Part, WorkerFacts
 from indexer.ledger import Ledger
+from indexer.pool_index import PoolIndex
 from indexer.server import server_options
 from indexer.service import IndexService
 from tests.support import redis_client
-from warmroute.config import IndexerConfig
+from warmroute.config import GrpcConfig, IndexerConfig
+from warmroute.grpc_security import ClientSecurity, ServerSecurity
 from warmroute.metrics import GatewayMetrics, IndexerMetrics, WorkerMetrics
 from warmroute.redis_client import Client
 from warmroute.v1 import index_pb2_grpc
@@ -64,14 +65,17 @@ async def running(*coroutines) -> AsyncIterator[list[asyncio.Task]]:
 
 
 @asynccontextmanager
-async def indexer(redis_url: str, *, port: int = 0, **config) -> AsyncIterator[Indexer]:
+async def indexer(
+    redis_url: str, *, port: int = 0, grpc_config: GrpcConfig | None = None, **config
+) -> AsyncIterator[Indexer]:
     registry = CollectorRegistry()
     settings = IndexerConfig(port=port, **config)
     async with redis_client(redis_url) as redis:
         service = IndexService(redis, settings, IndexerMetrics(registry))
-        server = grpc.aio.server(options=server_options(settings))
+        security = ServerSecurity(grpc_config or GrpcConfig())
+        server = grpc.aio.server(options=server_options(settings), interceptors=security.interceptors)
         index_pb2_grpc.add_IndexServiceServicer_to_server(service, server)
-        bound = server.add_insecure_port(f"127.0.0.1:{port}")
+        bound = security.add_port(server, "127.0.0.1", port)
         await server.start()
         try:
             async with running(service.run()):
@@ -81,11 +85,11 @@ async def indexer(redis_url: str, *, port: int = 0, **config) -> AsyncIterator[I
 
 
 @asynccontextmanager
-async def follower(redis_url: str, pool: str = POOL) -> AsyncIterator[Follower]:
+async def follower(redis_url: str, pool: str = POOL) -> AsyncIterator[PoolIndex]:
     async with redis_client(redis_url) as redis:
-        follower = Follower(redis, Part(pool), GatewayMetrics(CollectorRegistry()))
-        async with running(follower.run()):
-            yield follower
+        index = PoolIndex(redis, pool, GatewayMetrics(CollectorRegistry()))
+        async with running(index.run()):
+            yield index
 
 
 def identity(worker_id: str, **changes) -> Identity:
@@ -138,13 +142,19 @@ def tokens(number: int) -> list[int]:
     return [number] * 64
 
 
-def engine(address: str, worker_id: str, **changes) -> Engine:
+def engine(address: str, worker_id: str, *, grpc_config: GrpcConfig | None = None, **changes) -> Engine:
     loads = EngineLoad()
-    publisher = Publisher(address, identity(worker_id, **changes), lambda: loads, WorkerMetrics(CollectorRegistry()))
+    publisher = Publisher(
+        address,
+        identity(worker_id, **changes),
+        lambda: loads,
+        WorkerMetrics(CollectorRegistry()),
+        ClientSecurity(grpc_config or GrpcConfig()),
+    )
     return Engine(publisher, loads)
 
 
-def in_step(follower: Follower, *engines: Engine) -> bool:
+def in_step(follower: PoolIndex, *engines: Engine) -> bool:
     """Whether the mirror holds exactly what these engines hold."""
     mirror = follower.mirror
     return set(mirror.workers) == {engine.publisher.identity.worker_id for engine in engines} and all(

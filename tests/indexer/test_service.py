@@ -166,7 +166,7 @@ def test_a_trimmed_log_is_noticed(redis_url: str) -> None:
                 worker.store(1)
                 await eventually(lambda: in_step(mirror, worker) and mirror.mirror.size == 1)
                 # As if this mirror had slept: entries it has not seen are trimmed before it reads on.
-                mirror._last_id = "0-1"
+                mirror._parts[0][0]._last_id = "0-1"
                 worker.store(1, 2)
                 await eventually(lambda: in_step(mirror, worker) and mirror.mirror.size == 2)
                 boots = mirror._metrics.mirror_boots.labels(POOL, "trimmed")

@@ -36,7 +36,7 @@ class PublishedMachine(SchedulerMachine):
     def snapshot(self) -> None:
         self.slot += 1
         self.mirror.open_slot(self.slot)
-        for chunk in self.state.snapshot():
+        for chunk in self.state.snapshot(0.0):
             for tier, keys in chunk.held.items():
                 self.mirror.add(self.slot, tier, keys)
         self.mirror.set_worker("w", self.slot, FACTS)
@@ -45,8 +45,8 @@ class PublishedMachine(SchedulerMachine):
         changes = Changes()
         cleared = self.blocks.apply(events, changes)
         if cleared:
-            self.state.reset(self.state.epoch + 1)
-        self.state.apply("device", changes)
+            self.state.reset(self.state.epoch + 1, 0.0)
+        self.state.apply("device", changes, 0.0)
         if cleared:
             self.snapshot()
         while (delta := self.state.next_delta()) is not None:

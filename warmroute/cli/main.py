@@ -22,23 +22,28 @@ from warmroute.lifecycle import StartupError
 
 # 0: done; 1: it failed while running; 2: it was called or configured wrongly, or cannot start.
 FAILED, MISUSED = 1, 2
+SHORTEST_WATCH_SECONDS, LONGEST_WATCH_SECONDS = 0.5, 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A subcommand. `run` returns the exit code; parts are imported only when they run."""
+    """A subcommand. `run` returns the exit code; parts are imported only when they run.
+
+    `example` may have several lines. `flags` declares what is no setting.
+    """
 
     name: str
     help: str
     example: str
     shared: tuple[str, ...]
     run: Callable[[Config, argparse.Namespace], int]
+    flags: Callable[[argparse.ArgumentParser], None] = lambda _: None
 
 
 def _gateway(config: Config, _: argparse.Namespace) -> int:
     from gateway.server import serve
 
-    return _run_part(serve(_with_builtin_model(config.gateway), config.redis))
+    return _run_part(serve(_with_builtin_model(config.gateway), config.redis, config.grpc))
 
 
 def _with_builtin_model(config: GatewayConfig) -> GatewayConfig:
@@ -64,7 +69,7 @@ def _with_builtin_model(config: GatewayConfig) -> GatewayConfig:
 def _indexer(config: Config, _: argparse.Namespace) -> int:
     from indexer.server import serve
 
-    return _run_part(serve(config.indexer, config.redis))
+    return _run_part(serve(config.indexer, config.redis, config.grpc))
 
 
 def _worker(config: Config, _: argparse.Namespace) -> int:
@@ -78,7 +83,44 @@ def _worker(config: Config, _: argparse.Namespace) -> int:
             f"the built-in engine needs the package {error.name}: pip install 'warmroute[engine]'"
         ) from error
 
-    return _run_part(serve(config.worker))
+    return _run_part(serve(config.worker, config.grpc))
+
+
+def _index(config: Config, arguments: argparse.Namespace) -> int:
+    from warmroute.cli.index import run
+
+    return run(config, arguments.json, arguments.watch, arguments.prompt)
+
+
+def _index_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object, a line for each with --watch")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=_seconds,
+        const=2.0,
+        metavar="SECONDS",
+        help="show it again every so many seconds, 2 when left out, until Ctrl-C",
+    )
+    parser.add_argument(
+        "--prompt",
+        metavar="FILE",
+        help="show who holds how much of a prompt: FILE is the JSON body of a chat or completion request, or plain "
+        "text; - reads stdin",
+    )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not SHORTEST_WATCH_SECONDS <= seconds <= LONGEST_WATCH_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text} is refused: give {SHORTEST_WATCH_SECONDS:g} to {LONGEST_WATCH_SECONDS:g} seconds"
+        )
+    return seconds
+
+
+def _demo_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON in the last line")
 
 
 def _up(config: Config, _: argparse.Namespace) -> int:
@@ -107,28 +149,45 @@ def _end_like_ctrl_c() -> None:
 COMMANDS = (
     Command("up", "run everything on this machine until Ctrl-C", "warmroute up --workers 2 --port 9000", ("log",), _up),
     Command(
-        "demo", "hold one scripted conversation, warm and round-robin, and compare", "warmroute demo --json", (), _demo
+        "demo",
+        "hold one scripted conversation, warm and round-robin, and compare",
+        "warmroute demo --json",
+        (),
+        _demo,
+        _demo_flags,
     ),
     Command(
         "gateway",
         "route requests to workers",
         "warmroute gateway --config warmroute.yaml (docs/by-hand.md has such a file)",
-        ("redis", "log"),
+        ("redis", "grpc", "log"),
         _gateway,
     ),
     Command(
         "indexer",
         "collect what workers hold into Redis",
         "warmroute indexer --redis-url redis://redis:6379/0",
-        ("redis", "log"),
+        ("redis", "grpc", "log"),
         _indexer,
     ),
     Command(
         "worker",
         "serve a model with the built-in engine",
         "warmroute worker --model-path ./llama --model my-llama --indexer indexer:50051",
-        ("log",),
+        ("grpc", "log"),
         _worker,
+    ),
+    Command(
+        "index",
+        "show what the index holds: workers, keys, lag, memory, and who holds a prompt",
+        "warmroute index --redis-url redis://redis:6379/0 --indexers indexer:50051\n"
+        "warmroute index --pool chat --watch 5\n"
+        "warmroute index --json --pool chat\n"
+        "warmroute index --config warmroute.yaml --prompt request.json\n"
+        "echo 'Once upon a time' | warmroute index --model-path /models/mine --prompt -",
+        ("redis", "grpc", "log"),
+        _index,
+        _index_flags,
     ),
 )
 
@@ -167,13 +226,18 @@ def _parser() -> argparse.ArgumentParser:
             command.name,
             help=command.help,
             description=f"{command.help[0].upper()}{command.help[1:]}.",
-            epilog=f"Example: {command.example}",
+            epilog=_examples(command.example),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         subparser.set_defaults(command=command)
-        if command.name == "demo":
-            subparser.add_argument("--json", action="store_true", help="print the figures as JSON in the last line")
+        command.flags(subparser)
         add_flags(subparser, command.name, *command.shared)
     return parser
+
+
+def _examples(text: str) -> str:
+    lines = text.splitlines()
+    return f"Example: {text}" if len(lines) == 1 else "\n  ".join(["Examples:", *lines])
 
 
 def _run_part(part: Coroutine[Any, Any, None]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sys
@@ -17,13 +18,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import redis
 import yaml
+from redis.exceptions import RedisError
 
 from warmroute.addresses import address
 from warmroute.cli.children import Child, free_ports, stop_all
-from warmroute.config import LogConfig, PolicyName
+from warmroute.config import LogConfig, PolicyName, RedisConfig
 from warmroute.lifecycle import StartupError
+from warmroute.redis_client import connect
+from warmroute.redis_url import redacted
 
 MODEL: Final = "smollm2-135m-instruct"
 POOL: Final = "default"
@@ -79,6 +82,7 @@ class Stack:
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.plan = plan
+        self.redis_url = plan.redis_url or ""
         self.parts: dict[str, Part] = {}
         self._say = say
         self._keep_logs = False
@@ -125,7 +129,7 @@ class Stack:
         plan = self.plan
         if plan.redis_url:
             _check_redis(plan.redis_url)
-        redis_url = plan.redis_url or self._start_redis()
+        redis_url = self.redis_url = plan.redis_url or self._start_redis()
         indexer = address(plan.host, plan.indexer.main)
         self._part("indexer", plan.indexer, redis={"url": redis_url}, indexer=self._listen(plan.indexer))
         for number, ports in enumerate(plan.workers, start=1):
@@ -231,13 +235,17 @@ def get_json(url: str, timeout_seconds: float = 2.0) -> dict[str, Any] | None:
 
 
 def _check_redis(url: str) -> None:
+    async def ping() -> None:
+        client = connect(RedisConfig(url=url, timeout_seconds=REDIS_SECONDS), connections=1)
+        try:
+            await client.ping()
+        finally:
+            await client.aclose()
+
     try:
-        with redis.Redis.from_url(url, socket_timeout=REDIS_SECONDS, socket_connect_timeout=REDIS_SECONDS) as client:
-            client.ping()
-    except redis.RedisError as error:
-        raise StartupError(f"--redis-url: {url} does not answer: {error}") from error
-    except (TypeError, ValueError) as error:
-        raise StartupError(f"--redis-url: {url} has options that do not fit: {error}") from error
+        asyncio.run(ping())
+    except RedisError as error:
+        raise StartupError(f"--redis-url: {redacted(url)} does not answer: {error}") from error
 
 
 def model_folder() -> Path:

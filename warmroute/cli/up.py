@@ -10,6 +10,7 @@ from warmroute.cli.children import is_taken
 from warmroute.cli.stack import MODEL, PartDiedError, Plan, Ports, Stack, model_folder, say_on_stderr
 from warmroute.config import LogConfig, UpConfig
 from warmroute.lifecycle import StartupError
+from warmroute.redis_url import redacted
 
 WATCH_SECONDS = 0.5
 LAST_PORT = 65_535
@@ -118,7 +119,7 @@ def _summary(plan: Plan, stack: Stack) -> str:
             f"  worker-{number}  {url(ports.main)}   engine; {url(ports.admin)}/metrics"
             for number, ports in enumerate(plan.workers, start=1)
         ),
-        f"  index     {plan.redis_url or 'embedded Valkey, in memory'}",
+        f"  index     {redacted(stack.redis_url)}{'' if plan.redis_url else ' (embedded, in memory)'}",
         f"  logs      {stack.log_folder} (removed at the end)",
         "",
         "Try it, twice; the second time the headers say what the index knew:",

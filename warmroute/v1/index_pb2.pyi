@@ -87,6 +87,7 @@ class PublishResponse(_message.Message):
     ACK_FIELD_NUMBER: _builtins.int
     SNAPSHOT_WANTED_FIELD_NUMBER: _builtins.int
     SNAPSHOT_DEFERRED_FIELD_NUMBER: _builtins.int
+    LEAVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -95,6 +96,8 @@ class PublishResponse(_message.Message):
     def snapshot_wanted(self) -> Global___SnapshotWanted: ...
     @_builtins.property
     def snapshot_deferred(self) -> Global___SnapshotDeferred: ...
+    @_builtins.property
+    def leave(self) -> Global___Leave: ...
     def __init__(
         self,
         *,
@@ -102,12 +105,13 @@ class PublishResponse(_message.Message):
         ack: Global___Ack | None = ...,
         snapshot_wanted: Global___SnapshotWanted | None = ...,
         snapshot_deferred: Global___SnapshotDeferred | None = ...,
+        leave: Global___Leave | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "snapshot_deferred", b"snapshot_deferred", "snapshot_wanted", b"snapshot_wanted", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "leave", b"leave", "snapshot_deferred", b"snapshot_deferred", "snapshot_wanted", b"snapshot_wanted", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "snapshot_deferred", b"snapshot_deferred", "snapshot_wanted", b"snapshot_wanted", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "leave", b"leave", "snapshot_deferred", b"snapshot_deferred", "snapshot_wanted", b"snapshot_wanted", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "snapshot_wanted", "snapshot_deferred"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "snapshot_wanted", "snapshot_deferred", "leave"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -372,7 +376,7 @@ class Load(_message.Message):
     kv_cache_usage: _builtins.float
     """Share of the KV cache in use by running requests, 0 to 1."""
     unpublished_keys: _builtins.int
-    """Changes of the cache that no delta has carried yet: merged keys that wait, and how long the oldest has waited."""
+    """Changes of the cache that no acknowledged delta or snapshot carries: how many keys, and the age of the oldest."""
     unpublished_ms: _builtins.int
     orphaned_blocks: _builtins.int
     """Engine blocks left out of the index because their parent is unknown, since the worker's start."""
@@ -492,6 +496,25 @@ class SnapshotDeferred(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SnapshotDeferred: _TypeAlias = SnapshotDeferred  # noqa: Y015
+
+@_typing.final
+class Leave(_message.Message):
+    """Leave says that this replica is ending. The worker waits for what is unacknowledged, ends the stream and connects to
+    another replica; nothing new is started here.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Leave: _TypeAlias = Leave  # noqa: Y015
 
 @_typing.final
 class LoadsRequest(_message.Message):

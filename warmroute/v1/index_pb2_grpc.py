@@ -63,7 +63,8 @@ class IndexServiceServicer:
 
         Statuses: INVALID_ARGUMENT names the field that is wrong and must not be retried unchanged. FAILED_PRECONDITION:
         another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
-        worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: the ledger is out of reach.
+        worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: the ledger is out of reach, or this
+        replica is ending; connect to another. UNAUTHENTICATED: the shared token is missing or wrong.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,7 +44,8 @@ class IndexServiceStub:
 
     Statuses: INVALID_ARGUMENT names the field that is wrong and must not be retried unchanged. FAILED_PRECONDITION:
     another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
-    worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: the ledger is out of reach.
+    worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: the ledger is out of reach, or this
+    replica is ending; connect to another. UNAUTHENTICATED: the shared token is missing or wrong.
     """
     Loads: _grpc.UnaryStreamMultiCallable[_index_pb2.LoadsRequest, _index_pb2.LoadsResponse]
     """Loads streams the load of every worker that publishes to this replica, batched every 50 ms. The first response
@@ -65,7 +66,8 @@ class IndexServiceAsyncStub(IndexServiceStub):
 
     Statuses: INVALID_ARGUMENT names the field that is wrong and must not be retried unchanged. FAILED_PRECONDITION:
     another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
-    worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: the ledger is out of reach.
+    worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: the ledger is out of reach, or this
+    replica is ending; connect to another. UNAUTHENTICATED: the shared token is missing or wrong.
     """
     Loads: _aio.UnaryStreamMultiCallable[_index_pb2.LoadsRequest, _index_pb2.LoadsResponse]  # type: ignore[assignment]
     """Loads streams the load of every worker that publishes to this replica, batched every 50 ms. The first response
@@ -89,7 +91,8 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Statuses: INVALID_ARGUMENT names the field that is wrong and must not be retried unchanged. FAILED_PRECONDITION:
         another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
-        worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: the ledger is out of reach.
+        worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: the ledger is out of reach, or this
+        replica is ending; connect to another. UNAUTHENTICATED: the shared token is missing or wrong.
         """
 
     @_abc_1.abstractmethod

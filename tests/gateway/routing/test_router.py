@@ -15,9 +15,9 @@ from gateway.loads import LoadReports, Report
 from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.routing.assignment import Outcome
 from gateway.routing.router import PoolAssignment, PoolRouter, RoutedRequest
-from indexer.follower import Follower
 from indexer.keys import pool_fingerprint, prompt_keys
-from indexer.layout import Part, WorkerFacts
+from indexer.layout import WorkerFacts
+from indexer.pool_index import PoolIndex
 from warmroute.config import PoolConfig, RedisConfig
 from warmroute.metrics import GatewayMetrics
 from warmroute.redis_client import connect
@@ -35,12 +35,10 @@ class Pool:
         self.registry = CollectorRegistry()
         metrics = GatewayMetrics(self.registry)
         # Never started: it connects when it runs.
-        self.follower = Follower(connect(RedisConfig()), Part("p"), metrics)
+        self.index = PoolIndex(connect(RedisConfig()), "p", metrics)
         self.reports = LoadReports([], ["p"], metrics)
         settings = PoolConfig(name="p", model="m", **config)
-        self.router = PoolRouter(
-            settings, self.follower, self.reports, metrics, clock=lambda: self.now, random=Random(7)
-        )
+        self.router = PoolRouter(settings, self.index, self.reports, metrics, clock=lambda: self.now, random=Random(7))
         self.slots = 0
         self.use(TOKENIZER)
         self.targets([Target(name, "10.0.0.1", 8000 + number, worker_id=name) for number, name in enumerate(names)])
@@ -51,7 +49,7 @@ class Pool:
         """Say which tokenizer gateway and workers have; workers say so in Hello."""
         self.fingerprint = pool_fingerprint(index_block_tokens=64, base_model="m", tokenizer=tokenizer)
         self.router.use_tokenizer(tokenizer)
-        for name in list(self.follower.mirror.workers):
+        for name in list(self.index.mirror.workers):
             self.hold(name, [])
 
     def targets(self, targets: list[Target]) -> None:
@@ -61,7 +59,7 @@ class Pool:
 
     def hold(self, name: str, keys: list[int], **facts) -> None:
         self.slots += 1
-        mirror = self.follower.mirror
+        mirror = self.index.mirror
         mirror.open_slot(self.slots)
         mirror.add(self.slots, "device", keys)
         fields = {"address": name, "model": "m", "engine": "e", "engine_version": "0", "engine_block_tokens": 16}
@@ -175,7 +173,7 @@ def test_a_late_worker_is_judged_by_predictions_and_the_median_report() -> None:
     pool.hold("a", whole.keys)
     for name, waiting in zip(NAMES, (0, 100, 200, 300), strict=True):
         pool.report(name, waiting)
-    pool.follower.late = frozenset({"a"})
+    pool.index.late = frozenset({"a"})
     choice = pool.router.choose(whole)
     late = choice.decision.terms[0]
     assert (late.worker, late.matched_tokens, late.pending_tokens) == ("a", 0, 200)
@@ -192,7 +190,7 @@ def test_a_stale_report_counts_as_none() -> None:
 def test_reports_of_all_late_and_one_worker_keep_serving() -> None:
     pool = Pool(("a",))
     pool.report("a", 5000, age=60)
-    pool.follower.late = frozenset({"a"})
+    pool.index.late = frozenset({"a"})
     assert pool.assign(prompt(64)).worker_id == "a"
 
 

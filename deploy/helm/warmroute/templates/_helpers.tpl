@@ -79,20 +79,92 @@ affinity:
 {{- end }}
 {{- end -}}
 
-{{/* The environment variable with Redis's URL, where the file does not hold it. */}}
+{{/*
+How a part reaches a Redis that is not the chart's: URL and user from Secrets, passwords and certificates as files, which
+may change while the part runs. Takes (dict "root" $ "part" "gateway").
+*/}}
 {{- define "warmroute.redisEnv" -}}
-{{- if not .Values.redis.enabled }}
+{{- $redis := .root.Values.redis -}}
+{{- if not $redis.enabled }}
 - name: WARMROUTE_REDIS_URL
   valueFrom:
     secretKeyRef:
-      {{- if .Values.redis.existingSecret.name }}
-      name: {{ .Values.redis.existingSecret.name }}
-      key: {{ .Values.redis.existingSecret.key }}
+      {{- if $redis.existingSecret.name }}
+      name: {{ $redis.existingSecret.name }}
+      key: {{ $redis.existingSecret.key }}
       {{- else }}
-      name: {{ include "warmroute.fullname" . }}-redis-url
+      name: {{ include "warmroute.fullname" .root }}-redis-url
       key: url
       {{- end }}
+{{- $sides := dict "REDIS" (dict "auth" (index $redis.auth .part) "file" "password") "REDIS_SENTINEL" (dict "auth" $redis.auth.sentinel "file" "sentinel-password") -}}
+{{- range $name, $side := $sides }}
+{{- with $side.auth }}
+{{- if .existingSecret }}
+{{- if .usernameKey }}
+- name: WARMROUTE_{{ $name }}_USERNAME
+  valueFrom:
+    secretKeyRef: {name: {{ .existingSecret }}, key: {{ .usernameKey }}}
 {{- end }}
+- name: WARMROUTE_{{ $name }}_PASSWORD_FILE
+  value: /etc/warmroute-redis/{{ $side.file }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with $redis.tls }}
+{{- if .existingSecret }}
+- name: WARMROUTE_REDIS_TLS_CA_FILE
+  value: /etc/warmroute-redis/ca.crt
+{{- if .clientCertificate }}
+- name: WARMROUTE_REDIS_TLS_CERT_FILE
+  value: /etc/warmroute-redis/tls.crt
+- name: WARMROUTE_REDIS_TLS_KEY_FILE
+  value: /etc/warmroute-redis/tls.key
+{{- end }}
+{{- end }}
+{{- if not .checkHostname }}
+- name: WARMROUTE_REDIS_TLS_CHECK_HOSTNAME
+  value: "false"
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The volume of those files, if there are any. Takes the same. */}}
+{{- define "warmroute.redisVolume" -}}
+{{- $redis := .root.Values.redis -}}
+{{- $auth := index $redis.auth .part -}}
+{{- if and (not $redis.enabled) (or $auth.existingSecret $redis.auth.sentinel.existingSecret $redis.tls.existingSecret) -}}
+- name: redis
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- with $auth }}
+      {{- if .existingSecret }}
+      - secret:
+          name: {{ .existingSecret }}
+          items: [{key: {{ .passwordKey }}, path: password}]
+      {{- end }}
+      {{- end }}
+      {{- with $redis.auth.sentinel }}
+      {{- if .existingSecret }}
+      - secret:
+          name: {{ .existingSecret }}
+          items: [{key: {{ .passwordKey }}, path: sentinel-password}]
+      {{- end }}
+      {{- end }}
+      {{- with $redis.tls }}
+      {{- if .existingSecret }}
+      - secret:
+          name: {{ .existingSecret }}
+          items:
+            - {key: ca.crt, path: ca.crt}
+            {{- if .clientCertificate }}
+            - {key: tls.crt, path: tls.crt}
+            - {key: tls.key, path: tls.key}
+            {{- end }}
+      {{- end }}
+      {{- end }}
+{{- end -}}
 {{- end -}}
 
 {{/* Probes of a part with an admin server. */}}

@@ -50,6 +50,9 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 args: [worker, --config, /etc/warmroute/config.yaml]
 env:
   {{- include "warmroute.workerIdentity" . | nindent 2 }}
+  {{- with include "warmroute.grpcEnv" . | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- with .Values.pool.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -70,6 +73,9 @@ securityContext:
 volumeMounts:
   - {name: config, mountPath: /etc/warmroute, readOnly: true}
   - {name: tmp, mountPath: /tmp}
+  {{- with include "warmroute.grpcMount" . }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- if .Values.pool.modelFiles.volume }}
   - {name: models, mountPath: /models, readOnly: true}
   {{- end }}
@@ -148,6 +154,9 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 args: [agent, --config, /etc/warmroute/config.yaml]
 env:
   {{- include "warmroute.workerIdentity" . | nindent 2 }}
+  {{- with include "warmroute.grpcEnv" . | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
 ports:
   - {name: admin, containerPort: 8003}
 livenessProbe:
@@ -162,4 +171,7 @@ securityContext:
 volumeMounts:
   - {name: config, mountPath: /etc/warmroute, readOnly: true}
   - {name: tmp, mountPath: /tmp}
+  {{- with include "warmroute.grpcMount" . }}
+  {{- . | nindent 2 }}
+  {{- end }}
 {{- end -}}

@@ -1,0 +1,81 @@
+"""What Redis must permit each part: the commands it uses, as rules of an ACL.
+
+    ACL SETUSER indexer on >PASSWORD ~wr:* +ping +info +eval +evalsha +hget ...
+    ACL SETUSER gateway on >PASSWORD %R~wr:* +ping +hgetall ...
+
+`indexer_rules()` and `gateway_rules()` give what follows the password, whole. HELLO and AUTH are free to all. A user
+on Sentinels needs `+sentinel|get-master-addr-by-name` and no keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from warmroute.redis_node import Client
+
+# The script's own commands are checked against the user too.
+SCRIPT_COMMANDS: Final = (
+    "get",
+    "hdel",
+    "hget",
+    "hset",
+    "memory|usage",
+    "sadd",
+    "set",
+    "srem",
+    "time",
+    "unlink",
+    "xadd",
+    "xlen",
+    "xrevrange",
+    "xtrim",
+    "zadd",
+    "zcard",
+    "zrange",
+    "zrangebyscore",
+    "zrem",
+    "zremrangebyscore",
+    "zscore",
+)
+INDEXER_COMMANDS: Final = ("ping", "info", "eval", "evalsha", *SCRIPT_COMMANDS)
+GATEWAY_COMMANDS: Final = ("ping", "get", "hgetall", "smembers", "xrange", "xread", "xrevrange", "zrange")
+# To read a cluster's map.
+CLUSTER_COMMANDS: Final = ("cluster|slots",)
+
+
+def indexer_rules(*, cluster: bool = False) -> str:
+    """Reads and writes keys of the index alone."""
+    return _rules("~wr:*", INDEXER_COMMANDS, cluster)
+
+
+def gateway_rules(*, cluster: bool = False) -> str:
+    """Reads keys of the index."""
+    return _rules("%R~wr:*", GATEWAY_COMMANDS, cluster)
+
+
+async def missing_commands(redis: Client, commands: Iterable[str]) -> list[str]:
+    """Those of the commands that this client's user may not call on the keys of the index.
+
+    Raises NoPermissionError when it may not even run a script.
+    """
+    reply = await redis.execute_command("EVAL", _CHECK, 0, *commands)
+    return [name.decode() for name in reply]
+
+
+# The keys are arguments, so that any node of a cluster takes the script.
+_CHECK: Final = """
+local missing = {}
+for _, name in ipairs(ARGV) do
+  local command, subcommand = name:match('([^|]+)|?(.*)')
+  local permitted
+  if subcommand ~= '' then permitted = redis.acl_check_cmd(command, subcommand, 'wr:{check}', 'wr:{check}')
+  else permitted = redis.acl_check_cmd(command, 'wr:{check}', 'wr:{check}') end
+  if not permitted then table.insert(missing, name) end
+end
+return missing
+"""
+
+
+def _rules(keys: str, commands: tuple[str, ...], cluster: bool) -> str:
+    return " ".join([keys, *(f"+{name}" for name in (*commands, *(CLUSTER_COMMANDS if cluster else ())))])
