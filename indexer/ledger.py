@@ -122,21 +122,29 @@ class Ledger:
         self._log_entries = log_entries
         self._script = redis.register_script(SCRIPT)
 
-    async def hello(self, worker_id: str, epoch: int, facts: WorkerFacts) -> tuple[Ownership, int]:
-        """Claim the worker for a new stream.
+    def ownership(self, worker_id: str, epoch: int, facts: WorkerFacts) -> Ownership:
+        """A claim with a fresh token, which `register` makes good."""
+        buckets: dict[Tier, int] = {
+            tier: bucket_count(facts.capacity[tier]) for tier in TIERS if facts.capacity.get(tier)
+        }
+        return Ownership(worker_id, epoch, secrets.token_hex(8), buckets)
 
-        Returns the claim and the sequence number that the ledger holds for this epoch: 0 when it needs a snapshot.
+    async def hello(self, worker_id: str, epoch: int, facts: WorkerFacts) -> tuple[Ownership, int]:
+        """Claim the worker for a new stream: `ownership` and `register` in one."""
+        owner = self.ownership(worker_id, epoch, facts)
+        return owner, await self.register(owner, facts)
+
+    async def register(self, owner: Ownership, facts: WorkerFacts) -> int:
+        """Make a claim good, against the claims of earlier streams.
+
+        Returns the sequence number that the ledger holds for this epoch: 0 when it needs a snapshot.
         Raises EpochSupersededError, PartsMismatchError.
         """
         stored = cast(bytes | None, await self._redis.set(parts_key(self.part.pool), self._parts, nx=True, get=True))
         if stored is not None and stored != str(self._parts).encode():
             raise PartsMismatchError(self.part.pool, stored.decode(errors="replace"), self._parts)
-        buckets: dict[Tier, int] = {
-            tier: bucket_count(facts.capacity[tier]) for tier in TIERS if facts.capacity.get(tier)
-        }
-        owner = Ownership(worker_id, epoch, secrets.token_hex(8), buckets)
-        reply = await self._call("hello", *owner.arguments, facts.to_json(), msgpack.packb(buckets))
-        return owner, cast(int, reply[0])
+        reply = await self._call("hello", *owner.arguments, facts.to_json(), msgpack.packb(owner.buckets))
+        return cast(int, reply[0])
 
     async def snapshot_chunk(self, owner: Ownership, *, seq: int, chunk: int, last: bool, held: KeysByTier) -> None:
         """Write one chunk of a snapshot; the last one makes it the worker's state.

@@ -297,6 +297,7 @@ class PartFollower:
         """After a lost connection: is the last entry still there? If not, Redis was wiped or failed over."""
         log = self.part.key("log")
         if self._last_id == "0-0":
+            await self._redis.ping()  # nothing can be lost, but Redis may still be away
             return
         if not await self._redis.xrange(log, self._last_id, self._last_id, count=1):
             oldest = await self._redis.xrange(log, count=1)

@@ -50,6 +50,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self.loads = LoadTable()
         self.ledger_up = False
         self._up_since = time.monotonic()
+        self._down_since: float | None = None
         self.draining = False
         self._redis = redis
         self._beats = beats or redis
@@ -105,9 +106,18 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             response = await session.answer(request)
             if response is not None:
                 await context.write(response)
-            if self.draining and not told_to_leave:
+            if not told_to_leave and (self.draining or self._is_cut_off(session)):
                 told_to_leave = True
                 await context.write(pb.PublishResponse(leave=pb.Leave()))
+
+    def _is_cut_off(self, session: Session) -> bool:
+        """Whether the ledger was out of this replica's reach for so long that the worker had better try another.
+
+        When no replica reaches it this moves workers about, seldom: their loads are taken all the same.
+        """
+        if self.ledger_up or self._down_since is None:
+            return False
+        return time.monotonic() - max(self._down_since, session.started_at) > session.patience
 
     async def drain(self) -> None:
         """Take no new streams and send the workers elsewhere; returns when all have left, or after `drain_seconds`."""
@@ -198,11 +208,12 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 if not self.ledger_up:
                     logger.info("the ledger is in reach")
                     self._up_since = time.monotonic()
-                self.ledger_up = True
+                self.ledger_up, self._down_since = True, None
             except RedisError as error:
                 if self.ledger_up or not complained:
                     logger.warning("the ledger is out of reach: %s", error)
                 self.ledger_up, complained = False, True
+                self._down_since = self._down_since or time.monotonic()
                 self._metrics.ledger_errors.labels("beat").inc()
             self._metrics.ledger_up.set(self.ledger_up)
             await asyncio.sleep(BEAT_SECONDS if self.ledger_up else LEDGER_RETRY_SECONDS)
@@ -210,7 +221,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
     async def _beat(self) -> None:
         streams: defaultdict[Ledger, list[tuple[Session, Claim]]] = defaultdict(list)
         for session in self._sessions:
-            if session.claim is not None:
+            if session.claim is not None and session.registered:
                 streams[session.claim.ledger].append((session, session.claim))
         if not streams:
             await self._beats.ping()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 SILENCE_SECONDS: Final = 15.0
 HELLO_SECONDS: Final = 5.0
 LEDGER_RETRY_MS: Final = 500
+PATIENCE_SECONDS: Final = (10.0, 30.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,9 @@ class Claim:
 class Session:
     """The state of one stream. `answer` takes one message and returns the reply to send, if any.
 
-    While the ledger is out of reach an open stream goes on: its loads still reach the gateways (but for the one write
-    that finds out), and its worker is told to come with a snapshot later. A new stream needs the ledger for its Hello.
+    While the ledger is out of reach a stream goes on, and a new one begins: its loads still reach the gateways (but for
+    the one write that finds out), and its worker is told to come with a snapshot later. `registered` says whether the
+    ledger knows of the stream.
     """
 
     def __init__(
@@ -82,8 +85,11 @@ class Session:
         self._ledger_up = ledger_up
         self._gate = gate
         self.claim: Claim | None = None
+        self.registered = False
         self.seq = 0
         self.started_at = time.monotonic()
+        self.patience = random.uniform(*PATIENCE_SECONDS)
+        """How long the worker stays with a replica that has lost the ledger."""
         self.end_reason = f"no Hello came for {HELLO_SECONDS:.0f} s"
         self._closed = False
         # Keys of the slot as this stream knows them; a stream that goes on without a snapshot starts to count anew.
@@ -156,20 +162,33 @@ class Session:
     async def _hello(self, hello: pb.Hello) -> pb.PublishResponse:
         facts = check_hello(hello)
         ledger = self._ledger_of(hello.pool, hello.worker_id)
-        try:
-            owner, self.seq = await ledger.hello(hello.worker_id, hello.epoch, facts)
-        except EpochSupersededError as error:
-            raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, f"hello.epoch: {error}") from error
-        except PartsMismatchError as error:
-            logger.error("%s", error)  # noqa: TRY400 - the traceback says nothing more
-            raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
-        self.claim = Claim((hello.pool, hello.worker_id), ledger, owner, facts)
+        claim = Claim(
+            (hello.pool, hello.worker_id), ledger, ledger.ownership(hello.worker_id, hello.epoch, facts), facts
+        )
+        if self._ledger_up():
+            try:
+                self.seq = await self._register(claim)
+            except RedisError:
+                self._metrics.ledger_errors.labels("hello").inc()
+        self.claim = claim
         self.end_reason = f"nothing came for {SILENCE_SECONDS:.0f} s"
         self._metrics.publish_streams.labels(hello.pool).inc()
         self._wanted = self.seq == 0
         return pb.PublishResponse(
             welcome=pb.Welcome(format_version=FORMAT_VERSION, seq=self.seq, snapshot_wanted=self._wanted)
         )
+
+    async def _register(self, claim: Claim) -> int:
+        """Make the claim good; returns the ledger's state of the epoch. Raises RefusedError, RedisError."""
+        try:
+            seq = await claim.ledger.register(claim.owner, claim.facts)
+        except EpochSupersededError as error:
+            raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, f"hello.epoch: {error}") from error
+        except PartsMismatchError as error:
+            logger.error("%s", error)  # noqa: TRY400 - the traceback says nothing more
+            raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        self.registered = True
+        return seq
 
     def _load(self, claim: Claim, load: pb.Load) -> pb.PublishResponse | None:
         check_load(load)
@@ -221,6 +240,8 @@ class Session:
         if not self._ledger_up():
             return pb.PublishResponse(snapshot_deferred=pb.SnapshotDeferred(retry_after_ms=LEDGER_RETRY_MS))
         try:
+            if not self.registered:
+                await self._register(claim)
             await claim.ledger.snapshot_chunk(claim.owner, seq=seq, chunk=chunk.chunk, last=chunk.last, held=held)
         except SnapshotDeferredError as error:
             return pb.PublishResponse(snapshot_deferred=pb.SnapshotDeferred(retry_after_ms=error.retry_after_ms))

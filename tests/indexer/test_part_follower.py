@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from contextlib import AsyncExitStack
 
@@ -14,6 +15,7 @@ from indexer.ledger import Ledger, PartsMismatchError
 from indexer.mirror import Match, Mirror
 from indexer.part_follower import ENTRIES_A_READ, PartFollower
 from indexer.pool_index import PoolIndex
+from tests.chaos.cluster import RedisProcess
 from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, ledger, running
 from tests.indexer.test_service import keys_of, run
 from tests.support import eventually, redis_client
@@ -300,6 +302,27 @@ def test_the_log_is_bounded_in_bytes(redis_url: str) -> None:
             assert 1 << 18 < await redis.memory_usage(PART.key("log")) < 1 << 20
 
     run(scenario())
+
+
+def test_an_outage_is_logged_once_whatever_the_log_holds(caplog: pytest.LogCaptureFixture, tmp_path) -> None:
+    async def scenario() -> None:
+        redis = RedisProcess(tmp_path)
+        redis.start()
+        try:
+            async with follower(redis.url) as mirror:
+                await eventually(lambda: mirror.connected)
+                redis.kill()
+                await eventually(lambda: not mirror.connected)
+                failures = len([record for record in caplog.records if "out of reach" in record.message])
+                ends_at = asyncio.get_running_loop().time() + 1
+                await eventually(lambda: asyncio.get_running_loop().time() > ends_at)
+                assert not mirror.connected
+                assert len([record for record in caplog.records if "out of reach" in record.message]) == failures == 1
+        finally:
+            redis.kill()
+
+    with caplog.at_level("WARNING", "indexer"):
+        run(scenario())
 
 
 # --- garbage -----------------------------------------------------------------------------------------------------

@@ -499,7 +499,7 @@ Global___SnapshotDeferred: _TypeAlias = SnapshotDeferred  # noqa: Y015
 
 @_typing.final
 class Leave(_message.Message):
-    """Leave says that this replica is ending. The worker waits for what is unacknowledged, ends the stream and connects to
+    """Leave says that this replica is ending, or has been without the ledger for long. The worker waits for what is unacknowledged, ends the stream and connects to
     another replica; nothing new is started here.
     """
 

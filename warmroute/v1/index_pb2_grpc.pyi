@@ -44,8 +44,9 @@ class IndexServiceStub:
 
     Statuses: INVALID_ARGUMENT names the field that is wrong and must not be retried unchanged. FAILED_PRECONDITION:
     another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
-    worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: the ledger is out of reach, or this
-    replica is ending; connect to another. UNAUTHENTICATED: the shared token is missing or wrong.
+    worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: this replica is ending; connect to
+    another. UNAUTHENTICATED: the shared token is missing or wrong. While the ledger is out of reach streams go on, and
+    begin: loads are taken, snapshots deferred.
     """
     Loads: _grpc.UnaryStreamMultiCallable[_index_pb2.LoadsRequest, _index_pb2.LoadsResponse]
     """Loads streams the load of every worker that publishes to this replica, batched every 50 ms. The first response
@@ -66,8 +67,9 @@ class IndexServiceAsyncStub(IndexServiceStub):
 
     Statuses: INVALID_ARGUMENT names the field that is wrong and must not be retried unchanged. FAILED_PRECONDITION:
     another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
-    worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: the ledger is out of reach, or this
-    replica is ending; connect to another. UNAUTHENTICATED: the shared token is missing or wrong.
+    worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: this replica is ending; connect to
+    another. UNAUTHENTICATED: the shared token is missing or wrong. While the ledger is out of reach streams go on, and
+    begin: loads are taken, snapshots deferred.
     """
     Loads: _aio.UnaryStreamMultiCallable[_index_pb2.LoadsRequest, _index_pb2.LoadsResponse]  # type: ignore[assignment]
     """Loads streams the load of every worker that publishes to this replica, batched every 50 ms. The first response
@@ -91,8 +93,9 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Statuses: INVALID_ARGUMENT names the field that is wrong and must not be retried unchanged. FAILED_PRECONDITION:
         another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
-        worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: the ledger is out of reach, or this
-        replica is ending; connect to another. UNAUTHENTICATED: the shared token is missing or wrong.
+        worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: this replica is ending; connect to
+        another. UNAUTHENTICATED: the shared token is missing or wrong. While the ledger is out of reach streams go on, and
+        begin: loads are taken, snapshots deferred.
         """
 
     @_abc_1.abstractmethod
