@@ -97,6 +97,10 @@ class _Credentials(CredentialProvider):
                 raise AuthenticationError(f"{self._setting}: {self._file} cannot be read: {error}") from error
         return (self._username, password) if self._username else (password,)
 
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """What asyncio connections ask; a small local file does not hold up the loop."""
+        return self.get_credentials()
+
 
 class _FastPacking:
     """A connection that writes commands by hiredis, at a ninth of the cost of redis-py's own Python."""

@@ -143,6 +143,18 @@ WORKER_PANELS = [
         "Keys that changed on a worker and that no indexer has acknowledged: the five largest.",
         (f"topk(5, warmroute_worker_unpublished_keys{{{POOL}}})", "{{pod}}"),
     ),
+    series(
+        "Publication lag",
+        "s",
+        "Age of the oldest change that no indexer has acknowledged: the five workers furthest behind.",
+        (f"topk(5, warmroute_worker_unpublished_seconds{{{POOL}}})", "{{pod}}"),
+    ),
+    series(
+        "Streams that ended, by reason",
+        "cps",
+        "Of workers to indexers. By age is normal, at most one a worker in 24 minutes.",
+        (rate("warmroute_worker_reconnects_total", "reason"), "{{reason}}"),
+    ),
 ]
 
 MIRROR_PANELS = [
@@ -175,6 +187,18 @@ MIRROR_PANELS = [
         (f"min by (pool) (warmroute_mirror_connected{{{POOL}}})", "{{pool}}"),
     ),
     series(
+        "Keys left out of the mirror",
+        "short",
+        "For want of room: the gateway that leaves out most. Matches are shorter for it.",
+        (f"max by (pool) (warmroute_mirror_refused_keys{{{POOL}}})", "{{pool}}"),
+    ),
+    series(
+        "Host tier in the mirror",
+        "short",
+        "0 when a gateway gave the host tier up to make room for device keys.",
+        (f"min by (pool) (warmroute_mirror_host_indexed{{{POOL}}})", "{{pool}}"),
+    ),
+    series(
         "Log entries applied",
         "short",
         "A second. Every gateway applies all: the fastest.",
@@ -198,11 +222,16 @@ INDEXER_PANELS = [
         (quantile(0.99, LEDGER, "operation", NAMESPACE), "{{operation}} p99"),
     ),
     series(
-        "Ledger errors and refusals",
+        "Ledger errors",
         "cps",
-        "Failed calls to Redis by operation; streams and messages refused by gRPC status.",
-        (rate("warmroute_indexer_ledger_errors_total", "operation", NAMESPACE), "failed {{operation}}"),
-        (rate("warmroute_indexer_refusals_total", "reason", NAMESPACE), "refused {{reason}}"),
+        "Failed calls to Redis by operation.",
+        (rate("warmroute_indexer_ledger_errors_total", "operation", NAMESPACE), "{{operation}}"),
+    ),
+    series(
+        "Refusals by status",
+        "cps",
+        "Streams that an indexer ended, by gRPC status.",
+        (rate("warmroute_indexer_refusals_total", "reason", NAMESPACE), "{{reason}}"),
     ),
     series(
         "Ledger up",

@@ -196,6 +196,8 @@ SERIES = [
         scraped(pod, "warmroute_mirror_connected", "1+0x20" if pod == "gateway-a" else "0+0x20"),
         scraped(pod, "warmroute_mirror_lag_seconds", "0.5+0x20" if pod == "gateway-a" else "4+0x20"),
         scraped(pod, "warmroute_mirror_log_entries_total", "0+600x20"),
+        scraped(pod, "warmroute_mirror_refused_keys", "70+0x20" if pod == "gateway-a" else "0+0x20"),
+        scraped(pod, "warmroute_mirror_host_indexed", "0+0x20" if pod == "gateway-a" else "1+0x20"),
         # Each gateway's own. 60 a minute is one a second.
         scraped(pod, "warmroute_gateway_requests_total", "0+60x20", code="200"),
         scraped(pod, "warmroute_gateway_requests_total", "0+20x20", code="502"),
@@ -211,6 +213,12 @@ SERIES = [
         scraped(pod, "warmroute_gateway_first_byte_seconds_bucket", "0+60x20", le="+Inf"),
     )
 ]
+# Each indexer's and each worker's own.
+SERIES += [scraped("indexer-a", "warmroute_indexer_ledger_up", "1+0x20")]
+SERIES += [scraped("indexer-b", "warmroute_indexer_ledger_up", "0+0x20")]
+SERIES += [scraped("indexer-a", "warmroute_indexer_refusals_total", "0+60x20", reason="aborted")]
+SERIES += [scraped("indexer-b", "warmroute_indexer_refusals_total", "0+60x20", reason="aborted")]
+SERIES += [scraped(f"worker-{n}", "warmroute_worker_unpublished_seconds", f"{20 * n}+0x20") for n in (1, 2, 3)]
 FIGURES: list[tuple[str, int, list[tuple[str, float]]]] = [
     ("Workers ready", 0, [("{}", 3)]),
     ("Workers by state", 0, [('{state="ready"}', 3)]),
@@ -220,6 +228,11 @@ FIGURES: list[tuple[str, int, list[tuple[str, float]]]] = [
     ("Mirror connected", 0, [('{pool="main"}', 0)]),
     ("Mirror lag", 0, [('{pool="main"}', 4)]),
     ("Log entries applied", 0, [('{pool="main"}', 10)]),
+    ("Keys left out of the mirror", 0, [('{pool="main"}', 70)]),
+    ("Host tier in the mirror", 0, [('{pool="main"}', 0)]),
+    ("Publication lag", 0, [(f'{{namespace="llm", pod="worker-{n}", pool="main"}}', 20 * n) for n in (1, 2, 3)]),
+    ("Ledger up", 0, [("{}", 0)]),
+    ("Refusals by status", 0, [('{reason="aborted"}', 2)]),
     ("Requests", 0, [("{}", 8 / 3)]),
     ("Requests by status", 0, [('{code="200"}', 2), ('{code="502"}', 2 / 3)]),
     ("Server errors", 0, [("{}", 0.25)]),
@@ -255,39 +268,61 @@ def test_two_gateways_multiply_nothing(dashboard: dict[str, Any], promtool: Prom
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def alert(rule: dict[str, Any], value: str) -> dict[str, Any]:
+    """What promtool expects of a rule that fires, with `value` as its text shows it."""
+    grouping = re.search(r"by \(([^)]*)\)", rule["expr"])
+    assert grouping is not None
+    known = {"namespace": "llm", "pool": "main"}
+    labels = {name: known[name] for name in grouping[1].split(", ")} | rule["labels"]
+    summary = re.sub(r"{{ \$value[^}]*}}", value, rule["annotations"]["summary"].replace("{{ $labels.pool }}", "main"))
+    return {"exp_labels": labels, "exp_annotations": rule["annotations"] | {"summary": summary}}
+
+
+FIRING = {
+    "WarmrouteServerErrors": (15, "25%"),
+    "WarmrouteMirrorDisconnected": (1, ""),
+    "WarmrouteMirrorFull": (5, "70"),
+    "WarmrouteWorkersNotPublishing": (2, "2"),
+    "WarmrouteLedgerDown": (1, ""),
+    "WarmrouteWorkersLate": (10, "1"),
+    "WarmrouteWorkersUnjoined": (15, "2"),
+    "WarmrouteNoReadyWorker": (2, ""),
+}
+"""By rule: the minute at which it fires on SERIES with no worker ready, and the value that its summary shows."""
+HEALTHY = [
+    scraped("gateway-a", "warmroute_gateway_workers", "3+0x20", state="ready"),
+    scraped("gateway-a", "warmroute_gateway_late_workers", "0+0x20"),
+    scraped("gateway-a", "warmroute_gateway_unjoined_workers", "0+0x20"),
+    scraped("gateway-a", "warmroute_mirror_refused_keys", "0+0x20"),
+    # A minute's trouble, and what is in reach again; a lag that is still allowed.
+    scraped("gateway-a", "warmroute_mirror_connected", "1x5 0x0 1x20"),
+    scraped("indexer-a", "warmroute_indexer_ledger_up", "1x5 0x0 1x20"),
+    scraped("worker-1", "warmroute_worker_unpublished_seconds", "0x5 60x1 0x20"),
+    scraped("worker-2", "warmroute_worker_unpublished_seconds", "30+0x20"),
+]
+
+
 def test_alerts_fire_on_their_condition_and_name_the_pool(promtool: Promtool, tmp_path: Path, root: Path) -> None:
-    quiet = [scraped("gateway-a", "warmroute_gateway_workers", "3+0x40", state="ready")]
-    fired = {
-        "WarmrouteServerErrors": 15,
-        "WarmrouteMirrorDisconnected": 15,
-        "WarmrouteWorkersLate": 15,
-        "WarmrouteWorkersUnjoined": 20,
-        "WarmrouteNoReadyWorker": 15,
-    }
-    gone = [scraped(pod, "warmroute_gateway_workers", "0+0x40", state="ready") for pod in GATEWAYS]
-    others = [entry for entry in SERIES if "gateway_workers" not in entry["series"]]
     by_name = {rule["alert"]: rule for rule in rules(root)}
-
-    def tests(names: dict[str, int], series: list[dict[str, str]], firing: bool) -> dict[str, Any]:
-        expected = []
-        for name, minutes in names.items():
-            labels = {"severity": by_name[name]["labels"]["severity"], "namespace": "llm", "pool": "main"}
-            entry: dict[str, Any] = {"alertname": name, "eval_time": f"{minutes}m", "exp_alerts": []}
-            if firing:
-                summary = by_name[name]["annotations"]["summary"]
-                value = {"WarmrouteServerErrors": "25%", "WarmrouteWorkersLate": "1", "WarmrouteWorkersUnjoined": "2"}
-                summary = summary.replace("{{ $labels.pool }}", "main")
-                summary = re.sub(r"{{ \$value[^}]*}}", value.get(name, ""), summary)
-                annotations = by_name[name]["annotations"] | {"summary": summary}
-                entry["exp_alerts"] = [{"exp_labels": labels, "exp_annotations": annotations}]
-            expected.append(entry)
-        return {"interval": "1m", "input_series": series, "alert_rule_test": expected}
-
+    gone = [scraped(pod, "warmroute_gateway_workers", "0+0x20", state="ready") for pod in GATEWAYS]
+    troubled = [entry for entry in SERIES if "gateway_workers" not in entry["series"]] + gone
+    firing = []
+    for name, (minute, value) in FIRING.items():
+        expected = [alert(by_name[name], value)]
+        firing.append({"alertname": name, "eval_time": f"{minute}m", "exp_alerts": expected})
+        if minute < 15:  # the others' rates need samples first
+            firing.append({"alertname": name, "eval_time": f"{minute - 1}m", "exp_alerts": []})
+    quiet = [
+        {"alertname": name, "eval_time": f"{minute}m", "exp_alerts": []} for name in by_name for minute in range(1, 20)
+    ]
     path = tmp_path / "test.yaml"
     document = {
         "rule_files": [str(root / "deploy/prometheus/alerts.yaml")],
         "evaluation_interval": "1m",
-        "tests": [tests(fired, others + gone, True), tests(dict.fromkeys(by_name, 15), quiet, False)],
+        "tests": [
+            {"interval": "1m", "input_series": troubled, "alert_rule_test": firing},
+            {"interval": "1m", "input_series": HEALTHY, "alert_rule_test": quiet},
+        ],
     }
     path.write_text(yaml.safe_dump(document))
     result = promtool("test", "rules", str(path))

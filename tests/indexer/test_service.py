@@ -166,12 +166,12 @@ def test_a_trimmed_log_is_noticed(redis_url: str) -> None:
                 worker.store(1)
                 await eventually(lambda: in_step(mirror, worker) and mirror.mirror.size == 1)
                 # As if this mirror had slept: entries it has not seen are trimmed before it reads on.
+                await redis.xtrim(Part(POOL).key("log"), maxlen=1, approximate=False)
                 mirror._parts[0][0]._last_id = "0-1"
                 worker.store(1, 2)
                 await eventually(lambda: in_step(mirror, worker) and mirror.mirror.size == 2)
                 boots = mirror._metrics.mirror_boots.labels(POOL, "trimmed")
                 assert boots._value.get() == 1
-                assert await redis.xlen(Part(POOL).key("log")) >= 3
 
     run(scenario())
 

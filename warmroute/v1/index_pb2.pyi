@@ -351,7 +351,7 @@ Global___Delta: _TypeAlias = Delta  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):
-    """Load is sent every 100 ms or on a large change, and is the worker's heartbeat."""
+    """Load is sent every 100 ms, and is the worker's heartbeat."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -499,8 +499,8 @@ Global___SnapshotDeferred: _TypeAlias = SnapshotDeferred  # noqa: Y015
 
 @_typing.final
 class Leave(_message.Message):
-    """Leave says that this replica is ending, or has been without the ledger for long. The worker waits for what is unacknowledged, ends the stream and connects to
-    another replica; nothing new is started here.
+    """Leave says that this replica is ending, or has been without the ledger for long. The worker waits for what is
+    unacknowledged, ends the stream and connects to another replica; nothing new is started here.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
