@@ -115,7 +115,7 @@ class LoadReports:
         return set(names)
 
     async def _follow(self, address: str, name: str) -> None:
-        delay = RETRY_SECONDS[0]
+        delay, complained = RETRY_SECONDS[0], False
         while True:
             try:
                 async with self._security.channel(address, name=name) as channel:
@@ -128,13 +128,16 @@ class LoadReports:
                                 response = await stream.read()
                             if not isinstance(response, pb.LoadsResponse):
                                 break
-                            delay = RETRY_SECONDS[0]
+                            delay, complained = RETRY_SECONDS[0], False
                             self._take(response, address)
             except (grpc.aio.AioRpcError, TimeoutError, SecurityError) as error:
                 reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "silent"
                 refused = isinstance(error, grpc.aio.AioRpcError) and error.code() in REFUSALS
-                log = logger.warning if refused or isinstance(error, SecurityError) else logger.debug
-                log("load stream to indexer %s ended: %s", address, reason)
+                # A replica that ends is replaced within seconds; one that stays away is told of once.
+                away = delay >= RETRY_SECONDS[1] and not complained
+                complained = complained or away
+                log = logger.warning if refused or away or isinstance(error, SecurityError) else logger.debug
+                log("load stream to indexer %s ended: %s", address, self._security.explained(reason or ""))
                 delay = RETRY_SECONDS[1] if refused else delay
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, RETRY_SECONDS[1])

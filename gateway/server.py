@@ -24,6 +24,7 @@ from gateway.prompts.keyer import PromptKeyer, TokenizerError
 from gateway.routing.assignment import Outcome
 from gateway.routing.router import PoolRouter
 from gateway.routing.workers import State, Worker
+from indexer.layout import MAX_PARTS
 from indexer.pool_index import PoolIndex
 from warmroute.addresses import address
 from warmroute.admin import AdminServer
@@ -145,7 +146,8 @@ async def serve(config: GatewayConfig, redis_config: RedisConfig, grpc_config: G
     """Run until SIGINT or SIGTERM, then drain. Raises StartupError."""
     if not config.pools:
         raise StartupError("gateway.pools: at least one pool is needed, with its model and workers")
-    redis = connect(redis_config)
+    # A follower keeps a connection while it waits for the log.
+    redis = connect(redis_config, connections=16 + MAX_PARTS * len(config.pools))
     try:
         gateway = Gateway(config, redis, grpc_config)
         try:

@@ -9,6 +9,7 @@ The ledger writes this layout and the mirror's follower reads it. Version 1:
     wr:{pool/part}:slots                        string  the last slot number given out: at least TIME in us
     wr:{pool/part}:snapshots                    zset    worker_id -> deadline of its running snapshot, ms
     wr:{pool/0}:parts                           string  how many parts the pool has
+    wr:pools                                    set     the pools that have workers, or had some
 
 All keys of a part share one hash tag, so that a script touches one node of a cluster. A worker belongs to one part, by
 the hash of its id.
@@ -29,6 +30,7 @@ import orjson
 import xxhash
 
 LAYOUT_VERSION: Final = 1
+POOLS_KEY: Final = "wr:pools"
 MAX_PARTS: Final = 64
 Tier = Literal["device", "host"]
 TIERS: Final[tuple[Tier, ...]] = ("device", "host")

@@ -13,6 +13,8 @@ local slots, snapshots = prefix .. ':slots', prefix .. ':snapshots'
 local MAX_UNPACK = 4000
 local OLD_EPOCHS = 8
 local LOG_SAMPLES = 20
+-- Bucket sets that one call may unlink, about: others wait for it.
+local MOST_RETIRED = 20000
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -138,6 +140,7 @@ function operations.snapshot()
   redis.call('ZADD', beats, now, worker)
   if chunk == 0 then
     redis.call('ZREMRANGEBYSCORE', snapshots, '-inf', now)
+    redis.call('ZREMRANGEBYSCORE', snapshots, '(' .. digits(now + ARGV[10]), '+inf')  -- the clock went back
     if redis.call('ZCARD', snapshots) >= tonumber(ARGV[9]) and not redis.call('ZSCORE', snapshots, worker) then
       local first = redis.call('ZRANGE', snapshots, 0, 0, 'WITHSCORES')
       return {'wait', math.max(50, math.min(1000, first[2] - now))}
@@ -193,6 +196,10 @@ end
 function operations.beat()
   local now, reply = now_ms(), {'ok'}
   trim_log(tonumber(ARGV[3]))
+  -- After a step back of the clock, or a failover to a slower one, a beat of then would make all others late.
+  for _, worker in ipairs(redis.call('ZRANGEBYSCORE', beats, '(' .. digits(now), '+inf')) do
+    redis.call('ZADD', beats, now, worker)
+  end
   for at = 4, #ARGV, 4 do
     local record = owned(ARGV[at], ARGV[at + 1], ARGV[at + 2])
     -- A higher number is a write of the same stream that is still on its way back; a lower one was lost here.
@@ -205,27 +212,36 @@ function operations.beat()
   return reply
 end
 
--- drop_late log_entries late_ms limit by_clock -> ok, then the workers that were dropped
+-- drop_late log_entries late_ms limit by_clock log_bytes -> ok remaining, then the workers that were dropped
 function operations.drop_late()
   local newest = redis.call('ZRANGE', beats, -1, -1, 'WITHSCORES')[2]
-  local reply = {'ok'}
-  if not newest then return reply end
-  if ARGV[5] == '1' then newest = now_ms() end
-  local oldest = digits(newest - ARGV[3])
-  local late = redis.call('ZRANGEBYSCORE', beats, '-inf', '(' .. oldest, 'LIMIT', 0, ARGV[4])
-  for _, worker in ipairs(late) do
-    local record = load(worker)
-    if record then
-      retire(record.slot, record.buckets)
-      retire_next(record)
-      redis.call('HDEL', workers, worker)
-      append('k', 'drop', 'w', worker)
+  local dropped, room = {}, MOST_RETIRED
+  if newest then
+    if ARGV[5] == '1' then newest = now_ms() end
+    local oldest = digits(newest - ARGV[3])
+    for _, worker in ipairs(redis.call('ZRANGEBYSCORE', beats, '-inf', '(' .. oldest, 'LIMIT', 0, ARGV[4])) do
+      if room <= 0 then break end
+      local record = load(worker)
+      if record then
+        for _, count in pairs(record.buckets) do room = room - count end
+        retire(record.slot, record.buckets)
+        retire_next(record)
+        redis.call('HDEL', workers, worker)
+        append('k', 'drop', 'w', worker)
+      end
+      redis.call('ZREM', beats, worker)
+      redis.call('ZREM', snapshots, worker)
+      table.insert(dropped, worker)
     end
-    redis.call('ZREM', beats, worker)
-    redis.call('ZREM', snapshots, worker)
-    table.insert(reply, worker)
   end
-  return reply
+  trim_log(tonumber(ARGV[6]))
+  return {'ok', redis.call('HLEN', workers), unpack(dropped)}
+end
+
+-- forget log_entries -> ok
+function operations.forget()
+  if redis.call('HLEN', workers) == 0 then redis.call('UNLINK', log, beats, slots, snapshots) end
+  return {'ok'}
 end
 
 return operations[ARGV[1]]()

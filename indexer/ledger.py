@@ -7,6 +7,7 @@ which epoch and sequence number, which slot holds its keys) is checked and chang
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from urllib.parse import quote
 
 import msgpack
 from redis.asyncio import Redis
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
-from indexer.layout import SIGN, TIERS, WRAP, Part, Tier, WorkerFacts, bucket_count, encode_delta, parts_key
+from indexer.layout import POOLS_KEY, SIGN, TIERS, WRAP, Part, Tier, WorkerFacts, bucket_count, encode_delta, parts_key
 from warmroute.metrics import IndexerMetrics
 from warmroute.redis_access import INDEXER_COMMANDS, indexer_rules, missing_commands
 from warmroute.redis_client import Client
@@ -28,8 +29,10 @@ logger = logging.getLogger(__name__)
 SCRIPT: Final = files("indexer").joinpath("ledger.lua").read_text(encoding="utf-8")
 SNAPSHOTS_AT_ONCE: Final = 8
 SNAPSHOT_TTL_MS: Final = 30_000
-DROPS_A_CALL: Final = 16
+DROPS_A_CALL: Final = 100
 OLDEST_REDIS: Final = 7
+# Errors of commands and of Lua about what a key holds, not about the server.
+_OF_CONTENT: Final = re.compile(r"WRONGTYPE |(ERR )?(Error running script.*)?user_script:\d+: ")
 
 KeysByTier = Mapping[Tier, Sequence[int]]
 
@@ -64,6 +67,10 @@ class SnapshotDeferredError(LedgerError):
     def __init__(self, retry_after_ms: int) -> None:
         super().__init__(f"enough snapshots are under way; come again in {retry_after_ms} ms")
         self.retry_after_ms = retry_after_ms
+
+
+class SickPartError(RedisError):
+    """A key of this part holds what the script cannot read; other parts are not concerned."""
 
 
 class PartsMismatchError(LedgerError):
@@ -143,6 +150,7 @@ class Ledger:
         stored = cast(bytes | None, await self._redis.set(parts_key(self.part.pool), self._parts, nx=True, get=True))
         if stored is not None and stored != str(self._parts).encode():
             raise PartsMismatchError(self.part.pool, stored.decode(errors="replace"), self._parts)
+        await self._redis.sadd(POOLS_KEY, self.part.pool)
         reply = await self._call("hello", *owner.arguments, facts.to_json(), msgpack.packb(owner.buckets))
         return cast(int, reply[0])
 
@@ -185,21 +193,39 @@ class Ledger:
         arguments = [argument for owner, seq in streams for argument in (*owner.arguments, seq)]
         return [int(position) for position in await self._call("beat", self._log_bytes, *arguments, client=self._beats)]
 
-    async def drop_late(self, late_seconds: float, *, by_clock: bool = False) -> list[str]:
-        """Drop workers whose heartbeat is this much older than the part's newest; returns their ids.
+    async def drop_late(self, late_seconds: float, *, by_clock: bool = False) -> tuple[int, list[str]]:
+        """Drop workers whose heartbeat is this much older than the part's newest, as many as one call should.
+
+        Returns how many the part still has, and the ids of those dropped.
 
         `by_clock`: than now, for a caller that knows that Redis was in reach all that time; else a part whose workers
         all died would keep them for ever.
         """
-        arguments = int(late_seconds * 1000), DROPS_A_CALL, int(by_clock)
-        dropped = await self._call("drop_late", *arguments, client=self._beats)
-        return [worker_id.decode() for worker_id in dropped]
+        arguments = int(late_seconds * 1000), DROPS_A_CALL, int(by_clock), self._log_bytes
+        remaining, *dropped = await self._call("drop_late", *arguments, client=self._beats)
+        return cast(int, remaining), [worker_id.decode() for worker_id in dropped]
+
+    async def forget(self) -> None:
+        """Delete what a part without workers leaves behind: its log and counters."""
+        await self._call("forget", client=self._beats)
 
     async def _call(self, operation: str, *arguments: str | bytes | int, client: Redis | None = None) -> list[bytes]:
         with self._metrics.ledger_seconds.labels(operation).time():
-            reply: list[bytes] = await self._script(
-                keys=[self.part.prefix], args=[operation, self._log_entries, *arguments], client=client
-            )
+            try:
+                # The second key exists and the first does not: a cluster that moves the slot refuses the call until
+                # that is over (TRYAGAIN), and never has some of the part's keys here and some there.
+                reply: list[bytes] = await self._script(
+                    keys=[self.part.prefix, self.part.key("workers")],
+                    args=[operation, self._log_entries, *arguments],
+                    client=client,
+                )
+            except ResponseError as error:
+                if not _OF_CONTENT.match(str(error)):
+                    raise
+                raise SickPartError(
+                    f"{self.part.prefix}: a key of it holds what is not ours ({error}): delete its keys "
+                    f"({self.part.prefix}:*), the workers write them anew"
+                ) from error
         status, *rest = reply
         match status:
             case b"ok":

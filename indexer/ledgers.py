@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from redis.asyncio import Redis
@@ -54,8 +54,22 @@ class Ledgers:
                 self._pools = {name: known for name, known in self._pools.items() if name in used}
             if len(self._pools) >= POOL_LIMIT:
                 raise TooManyPoolsError(f"more than {POOL_LIMIT} pools")
-            parts = self._pools[pool] = [self._ledger(Part(pool, number)) for number in range(self._config.parts)]
+            parts = self._open(pool)
         return parts[part.number]
+
+    def know(self, pools: Iterable[str]) -> None:
+        """Keep ledgers of these pools too, as far as there is room: they may have workers that nobody publishes for."""
+        for pool in pools:
+            if pool not in self._pools and len(self._pools) < POOL_LIMIT:
+                self._open(pool)
+
+    def forget(self, pool: str) -> None:
+        """Keep no ledgers of this pool."""
+        self._pools.pop(pool, None)
+
+    def _open(self, pool: str) -> list[Ledger]:
+        parts = self._pools[pool] = [self._ledger(Part(pool, number)) for number in range(self._config.parts)]
+        return parts
 
     def _ledger(self, part: Part) -> Ledger:
         return Ledger(

@@ -47,8 +47,9 @@ class Mirror:
 
     Slots are numbered by whoever fills them; of a worker's two, the newer has the higher number.
 
-    Memory: about 125 bytes a key and tier at 100 workers and 4 holders a key, 290 at 1,000. Past `key_limit` distinct keys the host tier is given up (`host_indexed`
-    turns False), then new device keys are left out and counted in `refused_keys`; both only ever shorten matches.
+    Memory: about 125 bytes a key and tier at 100 workers and 4 holders a key, 290 at 1,000. Past `key_limit` distinct
+    keys the host tier is given up (`host_indexed` turns False), then new device keys are left out and counted in
+    `refused_keys`; both only ever shorten matches.
     `worker_changes` counts changes of the workers and their facts, so that others can cache what they derive of them.
     """
 

@@ -56,7 +56,8 @@ RETRY_SECONDS: Final = (0.1, 1.0)
 KEPT_SECONDS: Final = 120.0
 
 # A mirror's slot stands for one read of one part's slot; the ledger's number comes first, so that they sort by age.
-_BOOT_BITS: Final = 12
+# Boots that fail count too, and a number that comes again would pass for a slot that was read.
+_BOOT_BITS: Final = 32
 _PART_BITS: Final = 8
 
 
@@ -220,12 +221,19 @@ class PartFollower:
         for worker_id in [worker_id for worker_id, ends_at in self._kept.items() if now >= ends_at]:
             if worker_id in self._unlisted:
                 self._drop(worker_id)
-            elif (facts := self._mirror.facts(worker_id)) is not None:
+            elif (facts := self._mirror.facts(worker_id)) is not None and self._is_ours(worker_id):
                 self._mirror.set_worker(worker_id, 0, facts)
             self._kept.pop(worker_id, None)
 
+    def _is_ours(self, worker_id: str) -> bool:
+        """Whether what the mirror has of the worker is of this part: when the parts' number changes it may be
+        another's by now."""
+        slot = self._mirror.slot(worker_id)
+        return slot == 0 or slot & ((1 << _PART_BITS) - 1) == self.part.number
+
     def _drop(self, worker_id: str) -> None:
-        self._mirror.drop_worker(worker_id)
+        if self._is_ours(worker_id):
+            self._mirror.drop_worker(worker_id)
         self._epochs.pop(worker_id, None)
         self._kept.pop(worker_id, None)
         self._unlisted.discard(worker_id)
@@ -241,6 +249,9 @@ class PartFollower:
             if now - self._beats_read_at >= BEATS_EVERY_SECONDS:
                 self._beats_read_at = now
                 await self._read_beats()
+                # The server may change under a connection that does not break (a Sentinel's recheck, a proxy), and the
+                # new one's next entries have lower ids while its clock is behind.
+                await self._check_last_entry()
                 self._end_kept()
             if self._boot_wanted is not None:
                 reason, self._boot_wanted = self._boot_wanted, None
@@ -294,7 +305,7 @@ class PartFollower:
             await asyncio.sleep(0)
 
     async def _check_last_entry(self) -> None:
-        """After a lost connection: is the last entry still there? If not, Redis was wiped or failed over."""
+        """Is the last entry still there? If not, Redis was wiped or failed over."""
         log = self.part.key("log")
         if self._last_id == "0-0":
             await self._redis.ping()  # nothing can be lost, but Redis may still be away
@@ -311,9 +322,6 @@ class PartFollower:
             self.late = frozenset(worker.decode() for worker, score in beats if newest - score > LATE_MS)
         else:
             self.late = frozenset()
-            # No beat at all though workers are known: the server was emptied under a connection that never broke.
-            if self._epochs:
-                await self._check_last_entry()
         self._changed()
 
     def _set_connected(self, *, connected: bool) -> None:

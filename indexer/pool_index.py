@@ -87,9 +87,6 @@ class PoolIndex:
             part, task = self._parts.pop()
             task.cancel()
             part.forget()
-            # Its workers may be in other parts already, and were dropped there too.
-            for other, _ in self._parts:
-                other.boot_again("parts")
         while len(self._parts) < number:
             part = PartFollower(
                 self._redis, Part(self.pool, len(self._parts)), self.mirror, self._metrics, changed=self._gather

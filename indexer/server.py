@@ -8,6 +8,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from indexer.ledger import UnsuitableRedisError
+from indexer.request_parser import RequestParser
 from indexer.service import IndexService
 from warmroute.addresses import address
 from warmroute.admin import AdminServer
@@ -58,7 +59,7 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig, grpc_config: G
     redis, beats = connect(redis_config), connect(redis_config, connections=BEAT_CONNECTIONS)
     service = IndexService(redis, config, metrics, beats=beats)
     admin = AdminServer(registry, lambda: _readiness(service))
-    server = grpc.aio.server(options=server_options(config), interceptors=security.interceptors)
+    server = grpc.aio.server(options=server_options(config), interceptors=(*security.interceptors, RequestParser()))
     index_pb2_grpc.add_IndexServiceServicer_to_server(service, server)
     try:
         try:

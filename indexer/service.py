@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -17,12 +17,14 @@ from redis.exceptions import RedisError
 import warmroute
 from indexer.describe import describe
 from indexer.inflight import InflightGate
-from indexer.ledger import Ledger, check_server
+from indexer.layout import POOLS_KEY
+from indexer.ledger import Ledger, SickPartError, check_server
 from indexer.ledgers import Ledgers, TooManyPoolsError
 from indexer.loads import LoadTable
 from indexer.session import HELLO_SECONDS, Claim, Session
 from indexer.validation import RefusedError, check_request
 from warmroute.config import IndexerConfig
+from warmroute.log_limit import LogLimit
 from warmroute.metrics import IndexerMetrics
 from warmroute.redis_client import Client
 from warmroute.v1 import index_pb2 as pb
@@ -60,6 +62,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self._sessions: set[Session] = set()
         self._session_ended = asyncio.Event()
         self._gate = InflightGate(config.max_inflight_bytes)
+        self._log_limit = LogLimit()
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
@@ -79,7 +82,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         try:
             async with asyncio.timeout(HELLO_SECONDS) as end:
                 session = Session(
-                    self._ledger, self.loads, self._metrics, end, self._gate, ledger_up=lambda: self.ledger_up
+                    self._ledger, self.loads, self._metrics, end, self._gate, ledger_up=lambda: self._down_since is None
                 )
                 self._sessions.add(session)
                 try:
@@ -141,7 +144,10 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
 
     async def _refuse(self, context: Context, status: grpc.StatusCode, message: str) -> NoReturn:
         self._metrics.refusals.labels(status.name.lower()).inc()
-        logger.info("stream of %s ended: %s: %s", context.peer(), status.name, message)
+        if (left_out := self._log_limit.take(status.name, time.monotonic())) is not None:
+            others = f" ({left_out} others before it)" if left_out else ""
+            level = logging.WARNING if status is grpc.StatusCode.FAILED_PRECONDITION else logging.INFO
+            logger.log(level, "stream of %s ended: %s: %s%s", context.peer(), status.name, message, others)
         try:
             async with asyncio.timeout(ABORT_SECONDS):
                 await context.abort(status, message)
@@ -226,15 +232,52 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         if not streams:
             await self._beats.ping()
         for ledger, claims in streams.items():
-            for position in await ledger.beat([(claim.owner, session.seq) for session, claim in claims]):
+            try:
+                lost = await ledger.beat([(claim.owner, session.seq) for session, claim in claims])
+            except SickPartError as error:
+                # This part's alone; the others go on.
+                self._metrics.ledger_errors.labels("beat").inc()
+                if self._log_limit.take("sick", time.monotonic()) is not None:
+                    logger.error("%s", error)  # noqa: TRY400 - the traceback says nothing more
+                continue
+            for position in lost:
                 session, _ = claims[position]
                 session.kick("the ledger lost this stream's worker or its last writes; connect again")
 
     async def _drop_late(self) -> None:
         late_seconds = self._config.late_drop_seconds
+        # Also of pools whose workers are all gone, which this replica may never have served. Those in use are named
+        # again, in case another replica has just forgotten one.
+        if used := self._pools_in_use():
+            await self._beats.sadd(POOLS_KEY, *used)
+        pools = await cast(Awaitable[set[bytes]], self._beats.smembers(POOLS_KEY))
+        self._ledgers.know(pool.decode() for pool in pools)
         by_clock = self.ledger_up and time.monotonic() - self._up_since > late_seconds
         for pool, parts in list(self._ledgers.pools.items()):  # pools may come while this waits
+            remaining = 0
             for ledger in parts:
-                for worker_id in await ledger.drop_late(late_seconds, by_clock=by_clock):
-                    logger.info("worker %s of pool %s was silent for long and is dropped", worker_id, pool)
-                    self._metrics.dropped_workers.labels(pool).inc()
+                try:
+                    remaining += await self._drop_of(ledger, late_seconds, by_clock=by_clock)
+                except SickPartError:  # its heartbeat says so
+                    remaining += 1
+            if not remaining and pool not in self._pools_in_use():
+                await self._forget(pool, parts)
+
+    async def _drop_of(self, ledger: Ledger, late_seconds: float, *, by_clock: bool) -> int:
+        """Drop late workers of one part; returns how many it still has."""
+        pool = ledger.part.pool
+        while True:
+            remaining, dropped = await ledger.drop_late(late_seconds, by_clock=by_clock)
+            for worker_id in dropped:
+                logger.info("worker %s of pool %s was silent for long and is dropped", worker_id, pool)
+                self._metrics.dropped_workers.labels(pool).inc()
+            if not dropped:
+                return remaining
+
+    async def _forget(self, pool: str, parts: Sequence[Ledger]) -> None:
+        """Nobody publishes to the pool any more: leave nothing of it, here and in Redis. A Hello brings it back."""
+        self._ledgers.forget(pool)
+        self._metrics.forget_pool(pool)
+        for ledger in parts:
+            await ledger.forget()
+        await self._beats.srem(POOLS_KEY, pool)

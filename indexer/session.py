@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -38,8 +37,6 @@ from indexer.validation import (
 )
 from warmroute.metrics import IndexerMetrics
 from warmroute.v1 import index_pb2 as pb
-
-logger = logging.getLogger(__name__)
 
 # Loads come every 100 ms and are the heartbeat; a stream silent for this long is half open.
 SILENCE_SECONDS: Final = 15.0
@@ -80,7 +77,7 @@ class Session:
         *,
         ledger_up: Callable[[], bool],
     ) -> None:
-        """`ledger_up`: whether the last heartbeat reached the ledger; while it did not, writes are not tried, since one
+        """`ledger_up`: False while the last heartbeat did not reach the ledger; writes are not tried then, since one
         that hangs would hold up the loads behind it."""
         self._ledger_up = ledger_up
         self._gate = gate
@@ -91,7 +88,7 @@ class Session:
         self.patience = random.uniform(*PATIENCE_SECONDS)
         """How long the worker stays with a replica that has lost the ledger."""
         self.end_reason = f"no Hello came for {HELLO_SECONDS:.0f} s"
-        self._closed = False
+        self._closed = self._kicked = False
         # Keys of the slot as this stream knows them; a stream that goes on without a snapshot starts to count anew.
         self._keys: dict[Tier, int] = {}
         self._counted = False
@@ -106,7 +103,7 @@ class Session:
         """End the stream from outside: the worker connects again and starts with Hello."""
         if self._closed or self._end.expired():
             return
-        self.end_reason = reason
+        self.end_reason, self._kicked = reason, True
         self._end.reschedule(asyncio.get_running_loop().time())
 
     def close(self, *, handed_over: bool = False) -> None:
@@ -130,7 +127,8 @@ class Session:
 
     async def answer(self, request: pb.PublishRequest) -> pb.PublishResponse | None:
         """Raises RefusedError to end the stream with its status, RedisError when the ledger is out of reach."""
-        if self._end.expired():
+        # A message in the turn of the kick must not move the deadline that the kick has set.
+        if self._kicked or self._end.expired():
             raise RefusedError(grpc.StatusCode.ABORTED, self.end_reason)
         self._end.reschedule(asyncio.get_running_loop().time() + SILENCE_SECONDS)
         kind = request.WhichOneof("body")
@@ -185,7 +183,6 @@ class Session:
         except EpochSupersededError as error:
             raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, f"hello.epoch: {error}") from error
         except PartsMismatchError as error:
-            logger.error("%s", error)  # noqa: TRY400 - the traceback says nothing more
             raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
         self.registered = True
         return seq

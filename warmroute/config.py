@@ -69,7 +69,7 @@ class _ConcealedUrl(str):
 
 
 def _conceal_url(value: object) -> object:
-    return _ConcealedUrl(value) if isinstance(value, str) else value
+    return _ConcealedUrl(value) if isinstance(value, str) else conceal(value)
 
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
@@ -82,7 +82,7 @@ PolicyName = Literal["warm", "round_robin", "least_requests"]
 class Section(BaseModel):
     """Base of all sections: immutable, no unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class LogConfig(Section):
@@ -285,10 +285,14 @@ class IndexerConfig(Section):
     parts: int = Field(
         1, ge=1, le=64, description="parts that each pool's index is split into; the same on every indexer"
     )
-    log_entries: int = Field(65_536, ge=1000, description="entries kept in each part's log")
-    log_bytes: int = Field(268_435_456, ge=1_048_576, description="memory of each part's log in Redis, in bytes")
+    log_entries: int = Field(65_536, ge=1000, le=1 << 40, description="entries kept in each part's log")
+    log_bytes: int = Field(
+        268_435_456, ge=1_048_576, le=1 << 48, description="memory of each part's log in Redis, in bytes"
+    )
     late_drop_seconds: float = Field(600.0, ge=20, description="silence after which a worker is dropped")
-    max_message_bytes: int = Field(1_048_576, ge=262_144, description="largest gRPC message, in bytes")
+    max_message_bytes: int = Field(
+        1_048_576, ge=262_144, le=1_073_741_824, description="largest gRPC message, in bytes"
+    )
     max_inflight_bytes: int = Field(
         4_194_304, ge=262_144, description="most bytes of messages worked on at once; processing takes 20 times as many"
     )

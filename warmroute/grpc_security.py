@@ -131,6 +131,10 @@ class ClientSecurity:
         credentials = grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
         return grpc.aio.secure_channel(target, credentials, options=[*own, ("grpc.ssl_target_name_override", host)])
 
+    def explained(self, details: str) -> str:
+        """grpc's words for a failed connection, with the settings that may be why."""
+        return explained(details, self._config.tls_ca_file is not None)
+
     def metadata(self, target: str = "") -> Metadata:
         """To be sent with every call. Raises SecurityError where the token file cannot be read any more."""
         tokens = self._tokens.read()
@@ -139,6 +143,18 @@ class ClientSecurity:
         if target and self._config.tls_ca_file is None and not is_loopback(target.rpartition(":")[0].strip("[]")):
             self._tokens.warn_once(target)
         return (("authorization", f"Bearer {tokens[0].decode()}"),)
+
+
+def explained(details: str, config_says_tls: bool) -> str:
+    """What grpc says of a connection that failed, with the settings to look at where TLS may be why."""
+    if not any(words in details for words in ("Socket closed", "handshake failed", "Hostname Verification")):
+        return details
+    ours = "grpc.tls_ca_file is set" if config_says_tls else "grpc.tls_ca_file is not set"
+    return (
+        f"{details}. TLS may be why: {ours}; it must be set exactly when the indexer has grpc.tls_cert_file, to the CA "
+        "that signed that (grpc.tls_server_name: a name in it), and with tls_cert_file and tls_key_file of our own "
+        "where the indexer has grpc.tls_ca_file"
+    )
 
 
 def _check_pairs(config: GrpcConfig) -> None:

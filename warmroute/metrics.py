@@ -211,6 +211,11 @@ class IndexerMetrics:
             registry=registry,
         )
 
+    def forget_pool(self, pool: str) -> None:
+        """Drop the series of a pool that is gone, so that names of pools come and go without an end."""
+        for metric in (self.publish_streams, self.snapshots, self.deltas, self.keys, self.dropped_workers):
+            metric.remove_by_labels({"pool": pool})
+
 
 class WorkerMetrics:
     """The publisher's metrics; the built-in engine adds its own under vLLM's names."""

@@ -19,6 +19,7 @@ SCRIPT_COMMANDS: Final = (
     "get",
     "hdel",
     "hget",
+    "hlen",
     "hset",
     "memory|usage",
     "sadd",
@@ -38,7 +39,7 @@ SCRIPT_COMMANDS: Final = (
     "zremrangebyscore",
     "zscore",
 )
-INDEXER_COMMANDS: Final = ("ping", "info", "eval", "evalsha", *SCRIPT_COMMANDS)
+INDEXER_COMMANDS: Final = ("ping", "info", "eval", "evalsha", "smembers", *SCRIPT_COMMANDS)
 GATEWAY_COMMANDS: Final = ("ping", "get", "hgetall", "smembers", "xrange", "xread", "xrevrange", "zrange")
 # To read a cluster's map.
 CLUSTER_COMMANDS: Final = ("cluster|slots",)

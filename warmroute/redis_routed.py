@@ -158,6 +158,10 @@ class RoutedClient(Client):
                         if redirections > REDIRECTIONS:
                             raise
                     except AskError as ask:
+                        if len(commands) > 1:
+                            # The slot is half moved: a key of another command may still be here, and the target would
+                            # answer for it as if there were none.
+                            return [(await self.execute_routed(key, [command]))[0] for command in commands]
                         return await self._send(self._topology.at(ask.host, ask.port, node), commands, asking=True)
                     except AuthenticationError:
                         raise

@@ -71,10 +71,10 @@ class PublishStream:
         self._sent_at = 0.0
         self._load_due = 0.0
         self._delta_due = 0.0
+        self._ends_at = time.monotonic() + random.uniform(*AGE_SECONDS)
 
     async def run(self, resume: Resume) -> None:
         """Publish until the stream ends. Raises StreamEndedError, TimeoutError, or what grpc raises."""
-        ends_at = time.monotonic() + random.uniform(*AGE_SECONDS)
         if resume is Resume.SNAPSHOT:
             self._snapshot_wanted = True
         elif resume is Resume.RESEND and self._state.in_flight is not None:
@@ -83,10 +83,7 @@ class PublishStream:
         reader.add_done_callback(lambda _: self._wake.set())
         try:
             while not reader.done():
-                now = time.monotonic()
-                if now >= ends_at and not self._unacknowledged:
-                    raise StreamEndedError("age")
-                await self._step(now)
+                await self._step(time.monotonic())
                 with suppress(TimeoutError):
                     async with asyncio.timeout(max(0.0, min(TICK_SECONDS, self._load_due - time.monotonic()))):
                         await self._wake.wait()
@@ -112,6 +109,9 @@ class PublishStream:
         not_begun = self._chunk is not None and self._chunk.chunk == 0 and self._chunk_due is not None
         if self._leaving and (self._snapshot_wanted or not_begun or not self._unacknowledged):
             raise StreamEndedError("leave")
+        # Here, between an answer and what is sent next: there may be no other moment without anything under way.
+        if now >= self._ends_at and not self._unacknowledged:
+            raise StreamEndedError("age")
         if self._snapshot_wanted:
             # Cleared before the copy: what is asked for after it needs another one.
             self._snapshot_wanted = False

@@ -180,7 +180,7 @@ class Publisher:
         except StreamEndedError as ended:
             reason = ended.reason
         except grpc.aio.AioRpcError as error:
-            reason, detail = error.code().name.lower(), error.details() or ""
+            reason, detail = error.code().name.lower(), self._security.explained(error.details() or "")
         except TimeoutError:
             reason, detail = "timeout", f"no answer for {ANSWER_SECONDS:.0f} s"
         except (UnresolvedError, SecurityError) as error:

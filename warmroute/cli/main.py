@@ -111,7 +111,10 @@ def _index_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not SHORTEST_WATCH_SECONDS <= seconds <= LONGEST_WATCH_SECONDS:
         raise argparse.ArgumentTypeError(
             f"{text} is refused: give {SHORTEST_WATCH_SECONDS:g} to {LONGEST_WATCH_SECONDS:g} seconds"

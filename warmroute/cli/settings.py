@@ -114,7 +114,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"--config: {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config: {path} is not YAML: {error}") from error
+        raise ConfigError(f"--config: {path} is not YAML: {_without_text(error)}") from error
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
@@ -123,11 +123,21 @@ def _read_file(path: Path) -> dict[str, Any]:
     return values
 
 
+def _without_text(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """What is wrong and where, without the line itself: it may hold a password."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else "it has characters that YAML lacks"
+    mark = error.problem_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+
+
 def _parse(setting: Setting, text: str, origin: str) -> Any:
     """Text fields are taken as they are, everything else is YAML."""
     if _is_text(setting.info.annotation):
         return None if text == "null" and type(None) in typing.get_args(setting.info.annotation) else text
-    if _is_list(setting.info.annotation) and not text.lstrip().startswith(("[", "{", "-", "'", '"')):
+    # [::1]:50051 is an address and no list.
+    of_yaml = text.lstrip().startswith(("{", "-", "'", '"')) or (text.strip()[:1] == "[" and text.strip()[-1:] == "]")
+    if _is_list(setting.info.annotation) and not of_yaml:
         return [item.strip() for item in text.split(",")]
     try:
         return yaml.safe_load(text)

@@ -153,3 +153,27 @@ def test_worker_addresses_are_host_and_port(address: str) -> None:
     assert "gateway.pools.0.workers.0.address" in refused(
         "--pools", f'[{{"model": "m", "workers": [{{"address": "{address}"}}]}}]'
     )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "redis: {password: s3cr3t: x}",
+        'redis:\n  password: "s3cr3t',
+        "redis: {url: [s3cr3t]}",
+        "redis: {url: {a: s3cr3t}}",
+    ],
+)
+def test_what_is_no_setting_is_never_printed_whole(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "warmroute.yaml"
+    path.write_text(content)
+    assert "s3cr3t" not in refused("--config", str(path))
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan"])
+def test_infinite_times_are_refused(value: str) -> None:
+    assert "drain_seconds" in refused("--drain-seconds", value)
+
+
+def test_an_ipv6_address_needs_no_quotes() -> None:
+    assert configure("--indexers", "[::1]:50051").gateway.indexers == ("[::1]:50051",)
