@@ -45,6 +45,8 @@ class Pool:
         """How prompts are routed now, and if only by load, why."""
         if self.keyer is None:
             return "by load: no tokenizer (model_path)"
+        if not self.router.index.mirror.workers:
+            return "by load: no worker has published to the index yet"
         if self.router.key_space() is None:
             return "by load: no worker in the index keys with this tokenizer"
         return "by cache and load"

@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS: Final = 1.0
 LEDGER_RETRY_SECONDS: Final = 0.25
 DROP_SECONDS: Final = 30.0
+LOST: Final = (
+    "the ledger lost this stream's worker or its last writes, or another process publishes under this worker_id; "
+    "connect again"
+)
 LOADS_BATCH_SECONDS: Final = 0.05
 LOADS_HEARTBEAT_SECONDS: Final = 1.0
 ABORT_SECONDS: Final = 5.0
@@ -53,6 +57,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self.ledger_up = False
         self._up_since = time.monotonic()
         self._down_since: float | None = None
+        self.trouble = ""
+        """Why the ledger is out of reach."""
         self.draining = False
         self._redis = redis
         self._beats = beats or redis
@@ -202,7 +208,6 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         Raises UnsuitableRedisError when a server that comes into reach would evict keys of the index.
         """
         drop_at = time.monotonic() + DROP_SECONDS
-        complained = False
         while True:
             try:
                 if not self.ledger_up:
@@ -214,11 +219,15 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 if not self.ledger_up:
                     logger.info("the ledger is in reach")
                     self._up_since = time.monotonic()
-                self.ledger_up, self._down_since = True, None
+                self.ledger_up, self._down_since, self.trouble = True, None, ""
             except RedisError as error:
-                if self.ledger_up or not complained:
-                    logger.warning("the ledger is out of reach: %s", error)
-                self.ledger_up, complained = False, True
+                # A new reason is worth a line: a server that is back and refuses our password, say.
+                if (trouble := str(error)) != self.trouble and self._log_limit.take(
+                    "ledger", time.monotonic()
+                ) is not None:
+                    logger.warning("the ledger is out of reach: %s", trouble)
+                    self.trouble = trouble
+                self.ledger_up = False
                 self._down_since = self._down_since or time.monotonic()
                 self._metrics.ledger_errors.labels("beat").inc()
             self._metrics.ledger_up.set(self.ledger_up)
@@ -242,7 +251,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 continue
             for position in lost:
                 session, _ = claims[position]
-                session.kick("the ledger lost this stream's worker or its last writes; connect again")
+                session.kick(LOST)
 
     async def _drop_late(self) -> None:
         late_seconds = self._config.late_drop_seconds

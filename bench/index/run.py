@@ -26,7 +26,7 @@ MEASUREMENTS: dict[str, Callable[[Report, int, Sizes], None]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the figures, each beside its baseline; the last line of stdout is one JSON object."""
     arguments = _parser().parse_args(argv)
-    report = Report(json_only=arguments.json)
+    report = Report(json_only=arguments.json, judged=not arguments.quick)
     sizes = QUICK if arguments.quick else FULL
     started_at = time.monotonic()
     report.note("bench", "index")

@@ -105,7 +105,7 @@ async def _ask(
             metadata = grpc.aio.Metadata(*security.metadata(address))
             response = await stub.Describe(request, timeout=ANSWER_SECONDS, metadata=metadata)
     except grpc.aio.AioRpcError as error:
-        reason = f"{error.code().name.lower()}: {error.details()}"
+        reason = f"{error.code().name.lower()}: {security.explained(error.details() or '')}"
         return IndexerView(address, None, None, None, reason), {}
     workers = {(worker.pool, worker.worker_id): _stream(address, worker) for worker in response.workers}
     return IndexerView(address, response.version, response.ledger_up, len(workers), None), workers

@@ -108,6 +108,7 @@ def _summary(plan: Plan, stack: Stack) -> str:
     def url(port: int) -> str:
         return f"http://{address(plan.host, port)}"
 
+    indexer = address(plan.host, plan.indexer.main)
     lines = [
         "",
         f"Warmroute is up: policy {policy}, model {MODEL}. Ctrl-C stops everything.",
@@ -125,6 +126,8 @@ def _summary(plan: Plan, stack: Stack) -> str:
         "Try it, twice; the second time the headers say what the index knew:",
         "",
         f"  curl -si {url(gateway.main)}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+        "",
+        f"See what the index holds: warmroute index --redis-url {redacted(stack.redis_url)} --indexers {indexer}",
         "",
     ]
     return "\n".join(lines)
