@@ -78,7 +78,7 @@ def test_the_last_line_is_json_with_every_promised_figure() -> None:
     assert figures["redis_bytes_per_worker_key"] >= 8
     assert figures["mirror_bytes_per_key"] > 50
     assert figures["lag_p50_ms"] <= figures["lag_p99_ms"] <= figures["lag_max_ms"]
-    assert figures["goals"]["match_over_naive"]["met"] == (figures["match_over_naive"] <= 0.15)
+    assert figures["goals"] == {}  # of small sizes none is judged
     assert none_left(process.pid)
 
 
