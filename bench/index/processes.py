@@ -6,8 +6,8 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from pathlib import Path
@@ -17,6 +17,7 @@ from warmroute.cli.children import PARENT_VARIABLE, end_with_parent
 
 CALL_SECONDS: Final = 300.0
 END_SECONDS: Final = 5.0
+ENDING: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +54,8 @@ class Process:
         self._process = _context().Process(
             target=_serve, args=(open_object, new_loop, arguments, requests, replies), name=name, daemon=True
         )
-        self._process.start()
+        with _signals_wait():
+            self._process.start()
         requests.close()
         replies.close()
         self._answer()  # the object is there
@@ -156,6 +158,20 @@ def in_fresh_process(function: Callable[P, R], *arguments: P.args, **_: P.kwargs
 def _run_once(function: Callable[..., object], arguments: tuple[object, ...], pipe: Connection) -> None:
     _belong_to_parent()
     pipe.send(function(*arguments))
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Within this, Ctrl-C and SIGTERM wait: they would leave a starting process with half of what it is to read."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 def _belong_to_parent() -> None:
