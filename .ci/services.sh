@@ -89,7 +89,7 @@ _services_miniapi() {
 }
 
 # `|| :` because the sourcing shell may run under `set -e`, and one missing tool must not keep the others away.
-_services_apt etcd=etcd-server redis-server=redis-server promtool=prometheus xz=xz-utils || :
+_services_apt etcd=etcd-server redis-server=redis-server promtool=prometheus nginx=nginx-light xz=xz-utils || :
 _services_command WARMROUTE_TEST_ETCD etcd || :
 _services_command WARMROUTE_TEST_REDIS_SERVER redis-server || :
 _services_command WARMROUTE_TEST_PROMTOOL promtool || :

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import aiohttp
 
+from gateway.entrypoint.upstream_security import UpstreamSecurity
 from gateway.routing.workers import Worker
 
 logger = logging.getLogger(__name__)
@@ -23,8 +26,10 @@ class HealthChecks:
     Bounded: at most one check a worker is under way.
     """
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]]) -> None:
+    def __init__(self, workers: Callable[[], Iterable[Worker]], security: UpstreamSecurity | None = None) -> None:
+        """`security`: how the workers are reached; plain HTTP when None."""
         self._workers = workers
+        self._security = security
         self._checks: dict[Worker, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -47,23 +52,38 @@ class HealthChecks:
         self._checks[worker] = check
         check.add_done_callback(lambda _: self._checks.pop(worker, None))
 
+    def _get(
+        self, session: aiohttp.ClientSession, worker: Worker
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        security = self._security
+        if security is None:
+            return session.get(f"http://{worker.target.address}/health", allow_redirects=False)
+        return session.get(
+            f"{security.scheme}://{worker.target.address}/health",
+            allow_redirects=False,
+            ssl=security.context or True,
+            server_hostname=security.server_name,
+            headers={"Authorization": security.authorization.decode()} if security.authorization else None,
+        )
+
     async def _check(self, session: aiohttp.ClientSession, worker: Worker) -> None:
         was_healthy = worker.healthy
         reason = ""
         try:
-            url = f"http://{worker.target.address}/health"
-            async with session.get(url, allow_redirects=False) as response:
+            async with self._get(session, worker) as response:
                 await response.read()
-                worker.checked(healthy=response.status == 200)
+                worker.checked(time.monotonic(), healthy=response.status == 200)
                 reason = f"/health answered {response.status}"
         except aiohttp.ClientConnectorError as error:
-            worker.checked(healthy=False, refused=True)
+            worker.checked(time.monotonic(), healthy=False, refused=True)
             reason = str(error)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             # ValueError: a host or a reply that is none.
-            worker.checked(healthy=False)
+            worker.checked(time.monotonic(), healthy=False)
             reason = str(error) or type(error).__name__
         if worker.healthy and not was_healthy:
             logger.info("worker %s is ready", worker.name)
         elif was_healthy and not worker.healthy:
             logger.warning("worker %s is unhealthy: %s", worker.name, reason)
+        elif not worker.healthy and worker.failed_checks == 1:
+            logger.info("worker %s is not ready yet: %s", worker.name, reason)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -18,17 +19,22 @@ from gateway.discovery.static import static_targets
 from gateway.discovery.targets import Target
 from gateway.entrypoint.server import Server
 from gateway.entrypoint.upstream import UpstreamPool
+from gateway.entrypoint.upstream_security import UpstreamSecurity
 from gateway.health import HealthChecks
 from gateway.loads import LoadReports
 from gateway.prompts.keyer import PromptKeyer, TokenizerError
 from gateway.routing.assignment import Outcome
 from gateway.routing.router import PoolRouter
-from gateway.routing.workers import State, Worker
+from gateway.routing.workers import State
+from gateway.surface.access import OPEN, Access
+from gateway.tenants.limiter import Limiter
+from gateway.tenants.salts import Salts
+from gateway.tenants.tenants import Tenants
 from indexer.layout import MAX_PARTS
 from indexer.pool_index import PoolIndex
 from warmroute.addresses import address
 from warmroute.admin import AdminServer
-from warmroute.config import GatewayConfig, GrpcConfig, PoolConfig, RedisConfig
+from warmroute.config import GatewayConfig, GrpcConfig, PoolConfig, RedisConfig, TenantsConfig
 from warmroute.grpc_security import ClientSecurity
 from warmroute.lifecycle import StartupError, cannot_listen, freeze_garbage, until_signal
 from warmroute.metrics import GatewayMetrics
@@ -43,7 +49,16 @@ logger = logging.getLogger(__name__)
 class Gateway:
     """Owns everything of one gateway process."""
 
-    def __init__(self, config: GatewayConfig, redis: Client, grpc_config: GrpcConfig | None = None) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        redis: Client,
+        grpc_config: GrpcConfig | None = None,
+        tenants_config: TenantsConfig | None = None,
+        limits_redis: Client | None = None,
+    ) -> None:
+        """Raises StartupError. `limits_redis`: a client of its own, so that calls that hang take no connection from
+        the index's reader; `redis` when left out."""
         self.config = config
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
@@ -55,12 +70,14 @@ class Gateway:
             ClientSecurity(grpc_config or GrpcConfig()),
         )
         self.pools: dict[str, Pool] = {}
+        self.health: list[HealthChecks] = []
+        self._securities: list[UpstreamSecurity] = []
         for pool in config.pools:
             self.pools[pool.model] = self._pool(pool, redis)
         self.upstreams = UpstreamPool(config)
-        app = App(config, self.pools, self.upstreams, self.metrics)
-        self.server = Server(app, config, on_refusal=app.count)
-        self.health = HealthChecks(self._workers)
+        self.access = self._access(tenants_config or TenantsConfig(), limits_redis or redis)
+        app = App(config, self.pools, self.upstreams, self.metrics, self.access)
+        self.server = Server(app, config, on_refusal=app.count, on_log_drop=self.metrics.access_log_dropped.inc)
         self.admin = AdminServer(self.registry, self.readiness, before_scrape=self._set_gauges)
         self._discoveries: list[KubernetesDiscovery] = []
 
@@ -76,14 +93,27 @@ class Gateway:
                 router.use_tokenizer(keyer.tokenizer.digest)
             except TokenizerError as error:
                 logger.error("pool %s: its requests are routed by load: model_path: %s", config.name, error)  # noqa: TRY400
-        return Pool(router, keyer)
+        security: UpstreamSecurity | None = None
+        if config.upstream_tls is not None or config.upstream_key_file is not None:
+            security = UpstreamSecurity(config)
+            self._securities.append(security)
+        self.health.append(HealthChecks(lambda: router.workers.all, security))
+        return Pool(router, keyer, None if security is None else UpstreamPool(self.config, security))
 
-    def _workers(self) -> list[Worker]:
-        return [worker for pool in self.pools.values() for worker in pool.router.workers.all]
+    def _access(self, config: TenantsConfig, redis: Client) -> Access:
+        if config.keys_file is None:
+            return OPEN
+        limiter = Limiter(redis, self.metrics, wait_seconds=config.limit_wait_seconds)
+        return Access(Salts.load(config), Tenants(config, self.metrics), limiter)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Everything that runs in the background; whoever runs them notices when one ends."""
-        tasks: list[Coroutine[Any, Any, None]] = [self._reports.run(), self.health.run()]
+        tasks: list[Coroutine[Any, Any, None]] = [
+            self._reports.run(),
+            *(checks.run() for checks in self.health),
+            *(security.run() for security in self._securities),
+            *self.access.tasks(),
+        ]
         for pool in self.pools.values():
             config = pool.router.config
             tasks.append(pool.router.index.run())
@@ -138,25 +168,39 @@ class Gateway:
         await self.upstreams.close()
         await self.admin.stop()
         for pool in self.pools.values():
+            if pool.upstreams is not None:
+                await pool.upstreams.close()
             if pool.keyer is not None:
                 pool.keyer.close()
 
 
-async def serve(config: GatewayConfig, redis_config: RedisConfig, grpc_config: GrpcConfig | None = None) -> None:
-    """Run until SIGINT or SIGTERM, then drain. Raises StartupError."""
+async def serve(
+    config: GatewayConfig,
+    redis_config: RedisConfig,
+    grpc_config: GrpcConfig | None = None,
+    tenants_config: TenantsConfig | None = None,
+    *,
+    admin_socket: Path | None = None,
+) -> None:
+    """Run until SIGINT or SIGTERM, then drain. Raises StartupError. `admin_socket`: this process is one of several that
+    share the public port, and serves its admin paths there (`gateway.processes`)."""
     if not config.pools:
         raise StartupError("gateway.pools: at least one pool is needed, with its model and workers")
     # A follower keeps a connection while it waits for the log.
     redis = connect(redis_config, connections=16 + MAX_PARTS * len(config.pools))
+    limits_redis = connect(redis_config)
     try:
-        gateway = Gateway(config, redis, grpc_config)
+        gateway = Gateway(config, redis, grpc_config, tenants_config, limits_redis)
         try:
             try:
-                await gateway.admin.start(config.admin_host, config.admin_port)
+                if admin_socket is None:
+                    await gateway.admin.start(config.admin_host, config.admin_port)
+                else:
+                    await gateway.admin.start_unix(admin_socket)
             except OSError as error:
                 raise cannot_listen("gateway.admin_port", config.admin_host, config.admin_port, error) from error
             try:
-                await gateway.server.start()
+                await gateway.server.start(reuse_port=admin_socket is not None)
             except OSError as error:
                 raise cannot_listen("gateway.port", config.host, config.port, error) from error
             logger.info("listening on %s", address(config.host, gateway.server.port))
@@ -165,6 +209,7 @@ async def serve(config: GatewayConfig, redis_config: RedisConfig, grpc_config: G
         finally:
             await gateway.stop()
     finally:
+        await limits_redis.aclose()
         await redis.aclose()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -30,16 +31,23 @@ class AdminServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port (of interest when `port` is 0). Raises OSError when it cannot."""
+        runner = await self._start(lambda runner: web.TCPSite(runner, host, port))
+        address: tuple[str, int] = runner.addresses[0]
+        return address[1]
+
+    async def start_unix(self, path: Path) -> None:
+        """Listen on a Unix socket. Raises OSError when it cannot."""
+        await self._start(lambda runner: web.UnixSite(runner, str(path)))
+
+    async def _start(self, site: Callable[[web.AppRunner], web.BaseSite]) -> web.AppRunner:
         self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=2.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
         try:
-            await site.start()
+            await site(self._runner).start()
         except OSError:
             await self.stop()
             raise
-        address: tuple[str, int] = self._runner.addresses[0]
-        return address[1]
+        return self._runner
 
     async def stop(self) -> None:
         if self._runner is not None:

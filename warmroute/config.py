@@ -1,10 +1,10 @@
 """The configuration model: one YAML file; environment variables and flags override it by one rule.
 
 The file has one section a command (`gateway`, `indexer`, `worker`, `index`, `up`, `demo`) and shared ones (`redis`,
-`grpc`, `log`). A field `gateway.admin_port` is the flag `--admin-port` of `warmroute gateway` and the environment
-variable `WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its section in the flag, as `--redis-url`. Flags
-win over the environment, the environment over the file, the file over defaults. Values of flags and variables are YAML,
-so lists and mappings can be given too. Unknown fields are errors.
+`grpc`, `tenants`, `log`). A field `gateway.admin_port` is the flag `--admin-port` of `warmroute gateway` and the
+environment variable `WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its section in the flag, as
+`--redis-url`. Flags win over the environment, the environment over the file, the file over defaults. Values of flags
+and variables are YAML, so lists and mappings can be given too. Unknown fields are errors.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9
 HostPort = Annotated[str, AfterValidator(_check_host_port)]
 RedisUrl = Annotated[str, AfterValidator(_check_redis_url), BeforeValidator(_conceal_url)]
 HostPorts = Annotated[str, AfterValidator(_check_host_ports)]
+EngineName = Literal["vllm", "sglang", "tensorrt-llm", "builtin"]
 PolicyName = Literal["warm", "round_robin", "least_requests"]
 
 
@@ -192,6 +193,24 @@ class GrpcConfig(Section):
     )
 
 
+class TenantsConfig(Section):
+    """Who may use the gateway: API keys with limits, and the secret that keeps tenants' caches apart."""
+
+    keys_file: Path | None = Field(
+        None, description="YAML or JSON file of tenants, read again when it changes; without it everyone may do all"
+    )
+    salts: bool = Field(
+        True, description="whether tenants' caches are kept apart; false lets them time each other's prompts"
+    )
+    salt_secret: Secret = Field(
+        None, repr=False, description="secret of the cache salts, the same on all gateways; better given as a file"
+    )
+    salt_secret_file: Path | None = Field(None, description="file that holds it; read at the start alone")
+    limit_wait_seconds: float = Field(
+        0.02, gt=0, le=1, description="longest wait of a request for Redis; past it limits are kept without it"
+    )
+
+
 class StaticWorker(Section):
     """A worker at a fixed address; host:port alone will do."""
 
@@ -223,6 +242,24 @@ class Weights(Section):
     )
 
 
+class UpstreamTlsConfig(Section):
+    """TLS towards a pool's workers; their health checks too. `{}` trusts the system's authorities."""
+
+    ca_file: Path | None = Field(
+        None, description="PEM file of authorities to trust, read again when it changes; the system's when left out"
+    )
+    server_name: str | None = Field(
+        None, min_length=1, description="name in the workers' certificates; the address's host when left out"
+    )
+    verify: bool = Field(True, description="whether certificates are checked at all; false is insecure")
+
+    @model_validator(mode="after")
+    def _check_ca(self) -> Self:
+        if self.ca_file is not None and not self.verify:
+            raise ValueError("verify: false checks nothing, so ca_file has no use; leave one of them out")
+        return self
+
+
 class PoolConfig(Section):
     """All workers that serve one base model."""
 
@@ -233,6 +270,18 @@ class PoolConfig(Section):
     )
     policy: PolicyName = Field("warm", description="routing policy")
     weights: Weights = Field(Weights(), description="weights of the policy `warm`")
+    aliases: dict[Name, Name] = Field(
+        {}, description="further public names, each with the base model or adapter it stands for"
+    )
+    engine: EngineName | None = Field(
+        None, description="the workers' engine, for the request fields it takes; as they say in Hello when left out"
+    )
+    retry_ratio: float = Field(0.2, ge=0, le=1, description="retries allowed, as a share of the pool's requests")
+    retries_per_second: float = Field(1.0, ge=0, description="retries allowed beyond that share")
+    upstream_tls: UpstreamTlsConfig | None = Field(None, description="speak TLS with the workers; plain when left out")
+    upstream_key_file: Path | None = Field(
+        None, description="file with the key that the workers want as Authorization: Bearer; read again when it changes"
+    )
     workers: tuple[StaticWorker, ...] = Field((), description="workers at fixed addresses")
     kubernetes: KubernetesDiscoveryConfig | None = Field(None, description="find workers by watching pods")
 
@@ -242,6 +291,17 @@ class GatewayConfig(Section):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Port = Field(8000, description="port of the OpenAI API")
+    processes: int = Field(
+        1, ge=1, le=64, description="processes that share the port, each with the whole index in its memory"
+    )
+    unix_socket: Path | None = Field(None, description="path of a Unix socket to serve the OpenAI API on as well")
+    tls_cert_file: Path | None = Field(
+        None, description="PEM file of the certificate chain that clients see; read again when it changes"
+    )
+    tls_key_file: Path | None = Field(None, description="PEM file of its private key, not encrypted")
+    access_log: str = Field(
+        "off", min_length=1, description="off, json (one line a request on standard output) or the path of a file"
+    )
     admin_host: str = Field("127.0.0.1", description="address of the admin server")
     admin_port: Port = Field(8001, description="port of /healthz, /readyz, /metrics")
     indexers: tuple[HostPort, ...] = Field(
@@ -250,11 +310,15 @@ class GatewayConfig(Section):
     pools: tuple[PoolConfig, ...] = Field((), description="pools to serve")
     header_limit_bytes: int = Field(65_536, ge=1024, description="largest request head, in bytes")
     body_limit_bytes: int = Field(33_554_432, ge=1024, description="largest request body, in bytes")
+    uploads_limit_bytes: int = Field(
+        1_073_741_824, ge=1024, description="most bytes of bodies that are still arriving, in each process; beyond: 503"
+    )
     client_idle_seconds: float = Field(75.0, gt=0, description="keep-alive without a request")
     client_read_seconds: float = Field(30.0, gt=0, description="longest wait for the rest of a request")
     connect_seconds: float = Field(2.0, gt=0, description="deadline of a connection to a worker")
     first_byte_seconds: float = Field(300.0, gt=0, description="longest wait for a reply's first byte")
     stream_idle_seconds: float = Field(300.0, gt=0, description="longest silence within a reply")
+    total_seconds: float = Field(0.0, ge=0, description="longest time from a request's arrival to its end; 0: no limit")
     upstream_idle_seconds: float = Field(30.0, gt=0, description="how long idle connections to workers are kept")
     prompt_budget_seconds: float = Field(
         0.1, gt=0, description="time for template, tokens and keys; past it a request is routed by load"
@@ -266,12 +330,41 @@ class GatewayConfig(Section):
     drain_seconds: float = Field(30.0, ge=0, description="how long streams may finish after that")
 
     @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file go together; set both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _check_uploads(self) -> Self:
+        if self.uploads_limit_bytes < self.body_limit_bytes:
+            raise ValueError(
+                "uploads_limit_bytes: less than body_limit_bytes, so that no body of that size could arrive; give more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_processes(self) -> Self:
+        if self.processes > 1 and self.unix_socket is not None:
+            raise ValueError(
+                "processes: several cannot share a Unix socket; leave out unix_socket or set processes to 1"
+            )
+        if self.processes > 1 and self.port == 0:
+            raise ValueError("processes: several cannot share a port that the system chooses; set port")
+        return self
+
+    @model_validator(mode="after")
     def _check_pools(self) -> Self:
         for field in ("name", "model"):
             values = [getattr(pool, field) for pool in self.pools]
             for value in values:
                 if values.count(value) > 1:
                     raise ValueError(f"pools: two pools have the {field} {value!r}; give each its own")
+        names = [pool.model for pool in self.pools]
+        names += [alias for pool in self.pools for alias in pool.aliases]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"pools: two models have the public name {name!r}; change one in pools.aliases")
         return self
 
 
@@ -375,6 +468,7 @@ class Config(Section):
     log: LogConfig = LogConfig()
     redis: RedisConfig = RedisConfig()
     grpc: GrpcConfig = GrpcConfig()
+    tenants: TenantsConfig = TenantsConfig()
     gateway: GatewayConfig = GatewayConfig()
     indexer: IndexerConfig = IndexerConfig()
     worker: WorkerConfig = WorkerConfig()

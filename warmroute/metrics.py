@@ -7,7 +7,9 @@ in, so that several parts can live in one process.
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
+
+from warmroute.cached_labels import Counter, Histogram
 
 FIRST_BYTE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 80)
 ROUTE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
@@ -74,9 +76,20 @@ class GatewayMetrics:
             ["pool", "reason"],
             registry=registry,
         )
+        self.access_log_dropped = Counter(
+            "warmroute_gateway_access_log_dropped",
+            "Lines of the access log that were lost, since too many waited or they could not be written.",
+            registry=registry,
+        )
         self.retries = Counter(
             "warmroute_gateway_retries",
             "Attempts that followed a failed one.",
+            ["pool"],
+            registry=registry,
+        )
+        self.refused_retries = Counter(
+            "warmroute_gateway_refused_retries",
+            "Attempts that could have followed a failed one, but for the pool's retry budget.",
             ["pool"],
             registry=registry,
         )
@@ -113,6 +126,47 @@ class GatewayMetrics:
         self.load_streams = Gauge(
             "warmroute_gateway_load_streams",
             "Open load streams to indexer replicas.",
+            registry=registry,
+        )
+        self.tenants = Gauge(
+            "warmroute_gateway_tenants",
+            "Tenants of the keys file in use.",
+            registry=registry,
+        )
+        self.key_refusals = Counter(
+            "warmroute_gateway_key_refusals",
+            "Requests refused for their API key: missing, unknown.",
+            ["reason"],
+            registry=registry,
+        )
+        self.key_reloads = Counter(
+            "warmroute_gateway_key_reloads",
+            "Changed keys files: loaded, refused (the keys before stay in use).",
+            ["outcome"],
+            registry=registry,
+        )
+        self.tenant_requests = Counter(
+            "warmroute_gateway_tenant_requests",
+            "Requests of tenants with limits: admitted, or refused by which limit: requests, tokens, concurrency. "
+            "Tenants past the first 1,000 are 'other'.",
+            ["tenant", "outcome"],
+            registry=registry,
+        )
+        self.tenant_tokens = Counter(
+            "warmroute_gateway_tenant_tokens",
+            "Tokens that requests of tenants with limits used, by their usage.",
+            ["tenant"],
+            registry=registry,
+        )
+        self.limits_shared = Gauge(
+            "warmroute_gateway_limits_shared",
+            "1 while tenants' limits are kept over all gateways, 0 while Redis is away and each keeps its share alone.",
+            registry=registry,
+        )
+        self.limit_calls = Counter(
+            "warmroute_gateway_limit_calls",
+            "Calls to Redis for tenants' limits: answered, failed; late: requests that did not wait for one.",
+            ["outcome"],
             registry=registry,
         )
         self.mirror_keys = Gauge(

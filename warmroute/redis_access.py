@@ -1,7 +1,7 @@
 """What Redis must permit each part: the commands it uses, as rules of an ACL.
 
     ACL SETUSER indexer on >PASSWORD ~wr:* +ping +info +eval +evalsha +hget ...
-    ACL SETUSER gateway on >PASSWORD %R~wr:* +ping +hgetall ...
+    ACL SETUSER gateway on >PASSWORD %R~wr:* ~wr-tenant:* +ping +hgetall ...
 
 `indexer_rules()` and `gateway_rules()` give what follows the password, whole. HELLO and AUTH are free to all. A user
 on Sentinels needs `+sentinel|get-master-addr-by-name` and no keys.
@@ -41,6 +41,8 @@ SCRIPT_COMMANDS: Final = (
 )
 INDEXER_COMMANDS: Final = ("ping", "info", "eval", "evalsha", "smembers", *SCRIPT_COMMANDS)
 GATEWAY_COMMANDS: Final = ("ping", "get", "hgetall", "smembers", "xrange", "xread", "xrevrange", "zrange")
+# The script of tenants' limits, and what it calls.
+LIMIT_COMMANDS: Final = ("eval", "evalsha", "hdel", "hset", "pexpire", "time")
 # To read a cluster's map.
 CLUSTER_COMMANDS: Final = ("cluster|slots",)
 
@@ -51,8 +53,8 @@ def indexer_rules(*, cluster: bool = False) -> str:
 
 
 def gateway_rules(*, cluster: bool = False) -> str:
-    """Reads keys of the index."""
-    return _rules("%R~wr:*", GATEWAY_COMMANDS, cluster)
+    """Reads keys of the index, and writes those of tenants' limits."""
+    return _rules("%R~wr:* ~wr-tenant:*", (*GATEWAY_COMMANDS, *LIMIT_COMMANDS), cluster)
 
 
 async def missing_commands(redis: Client, commands: Iterable[str]) -> list[str]:

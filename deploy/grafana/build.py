@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from panels import COLUMNS, NAMESPACE, POOL, Panel, quantile, quantiles, rate, series, share, stat, variable
+from tenant_panels import TENANT_PANELS
 
 HERE = Path(__file__).parent
 OUTPUT = HERE / "warmroute.json"
@@ -54,9 +55,10 @@ REQUEST_PANELS = [
     series(
         "Errors and retries",
         "reqps",
-        "Attempts on workers that failed, and the attempts that followed.",
+        "Attempts on workers that failed, those that followed, and those that the retry budget refused.",
         (rate("warmroute_gateway_worker_requests_total", "outcome", POOL + ', outcome!="completed"'), "{{outcome}}"),
         (rate("warmroute_gateway_retries_total"), "retries"),
+        (rate("warmroute_gateway_refused_retries_total"), "retries refused"),
         (FAILED, "answered 5xx"),
     ),
     series("Time to first byte", "s", "Over all gateways.", *quantiles(FIRST_BYTE)),
@@ -306,6 +308,7 @@ ENGINE_PANELS = [
 ROWS = (
     ("Overview", OVERVIEW),
     ("Requests", REQUEST_PANELS),
+    ("Tenants", TENANT_PANELS),
     ("Cache", CACHE_PANELS),
     ("Workers", WORKER_PANELS),
     ("Index in the gateways", MIRROR_PANELS),

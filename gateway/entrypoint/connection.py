@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import cast
 
+from gateway.entrypoint.access_log import AccessLog
 from gateway.entrypoint.errors import send_error
 from gateway.entrypoint.flow_control import FlowControl
 from gateway.entrypoint.framing import RequestError
@@ -33,6 +34,14 @@ LINGER_SECONDS = 2.0
 """How long a refused client may still send: closing at once would reset the connection and lose the error."""
 
 
+class Uploads:
+    """Bytes of bodies that are still arriving, over all connections: none of them has shown a key yet."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.bytes = 0
+
+
 class Connection(asyncio.Protocol):
     """The server's side of one client connection.
 
@@ -48,11 +57,16 @@ class Connection(asyncio.Protocol):
         config: GatewayConfig,
         watch: Watch[Connection],
         on_refusal: Callable[[int], None] | None = None,
+        access_log: AccessLog | None = None,
+        uploads: Uploads | None = None,
         *,
         busy: bool,
     ) -> None:
         """`on_refusal` is told the status of refusals; `busy`: the server has its limit of connections; refuse this
         one."""
+        self._access_log = access_log
+        self._uploads = uploads
+        self._uploading = 0
         self._handler = handler
         self._on_refusal = on_refusal
         self._config = config
@@ -64,7 +78,10 @@ class Connection(asyncio.Protocol):
         self._ahead_bytes = 0
         self._reading = True
         self._reply: Reply | None = None
+        # One task serves all requests of a connection: a task each would cost more than parsing one.
         self._task: asyncio.Task[None] | None = None
+        self._request: Request | None = None
+        self._turn: asyncio.Future[None] | None = None
         self._busy = busy
         self._free_at = 0.0
         self._last = False
@@ -75,7 +92,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         client = peer[0] if isinstance(peer, tuple) else ""
-        self._parser = RequestParser(self._config.header_limit_bytes, self._config.body_limit_bytes, client)
+        scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
+        self._parser = RequestParser(self._config.header_limit_bytes, self._config.body_limit_bytes, client, scheme)
         self._watch.add(self)
         self.deadline = self._loop.time() + self._config.client_idle_seconds
         if self._busy:
@@ -85,6 +103,15 @@ class Connection(asyncio.Protocol):
         if self._ending:
             return
         self._queue.extend(self._parser.feed(data, self._loop.time()))
+        self._count_upload(self._parser.body_bytes if self._parser.mid_request else 0)
+        if self._uploading and self._uploads is not None and self._uploads.bytes > self._uploads.limit:
+            self._count_upload(0)
+            self._parser = RequestParser(0, 0)  # forgets what has come
+            if self._reply is None:
+                self._refuse(RequestError(503, "too much is being uploaded at once; try again later", "overloaded"))
+            else:
+                self._transport.abort()
+            return
         if len(self._queue) > AHEAD_LIMIT_REQUESTS:
             while len(self._queue) > AHEAD_LIMIT_REQUESTS:
                 self._queue.pop()
@@ -97,6 +124,12 @@ class Connection(asyncio.Protocol):
             self._reading = False
             self._transport.pause_reading()
 
+    def _count_upload(self, size: int) -> None:
+        """This connection's part of `Uploads`."""
+        if size != self._uploading and self._uploads is not None:
+            self._uploads.bytes += size - self._uploading
+            self._uploading = size
+
     def eof_received(self) -> bool:
         if self._reply is not None and not self._reply.finished:
             self._transport.abort()
@@ -104,13 +137,15 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ending = True
+        self._count_upload(0)
         self._queue.clear()
         self._flow.detach()
         self._flow.resume()
         if self._reply is not None:
             self._reply.connection_closed()
-        if self._task is None:
+        else:
             self._watch.discard(self)
+            self._wake()
 
     def pause_writing(self) -> None:
         self._flow.pause()
@@ -138,6 +173,12 @@ class Connection(asyncio.Protocol):
             self._close()
 
     def cut(self) -> None:
+        """The grace has ended: end the reply where its sender knows how, else as `abort`."""
+        reply = self._reply
+        if reply is None or reply.on_cut is None or not reply.on_cut():
+            self._transport.abort()
+
+    def abort(self) -> None:
         """End now, and with it the handler's wait for this client."""
         self._transport.abort()
 
@@ -168,7 +209,29 @@ class Connection(asyncio.Protocol):
             version=request.version,
             keep_alive=request.keep_alive and not self._last,
         )
-        self._task = self._loop.create_task(self._handle(request, self._reply))
+        self._request = request
+        if self._task is None:
+            self._task = self._loop.create_task(self._serve())
+        else:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Let the task that waits for a request look for it, or for the connection's end."""
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
+
+    async def _serve(self) -> None:
+        """Handle requests as `_begin` leaves them, until the connection ends."""
+        while True:
+            request, self._request = self._request, None
+            if request is not None and self._reply is not None:
+                await self._handle(request, self._reply)
+            elif self._ending:
+                return
+            else:
+                self._turn = self._loop.create_future()
+                await self._turn
+                self._turn = None
 
     async def _handle(self, request: Request, reply: Reply) -> None:
         try:
@@ -177,8 +240,13 @@ class Connection(asyncio.Protocol):
                 logger.error("request %s: the handler left the reply unfinished", request.request_id)
         except Exception:
             logger.exception("request %s failed", request.request_id)
+        except asyncio.CancelledError:
+            reply.keep_alive = False  # no task would handle a further request
+            raise
         finally:
             self._end(reply)
+            if self._access_log is not None:
+                self._access_log.add(request, reply, self._loop.time() - request.arrived_at)
 
     def _end(self, reply: Reply) -> None:
         """The handler has ended: make sure that the reply has, then go on."""
@@ -187,7 +255,6 @@ class Connection(asyncio.Protocol):
         elif not reply.finished:
             reply.abort()
         self._reply = None
-        self._task = None
         if self._ending or reply.closed:
             self._watch.discard(self)
         elif self._last or not reply.keep_alive:
@@ -203,13 +270,16 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: RequestError) -> None:
         """Answer with an error, then let the client read it before the connection goes."""
         self._ending = True
+        self._count_upload(0)
         self._queue.clear()
-        reply = Reply(self._transport, self._flow, request_id([]), method="", version="1.1", keep_alive=False)
+        reply = Reply(self._transport, self._flow, request_id(None), method="", version="1.1", keep_alive=False)
         send_error(reply, error.status, error.message, code=error.code)
         if self._on_refusal is not None:
             self._on_refusal(error.status)
         if self._transport.can_write_eof():
             self._transport.write_eof()
+        else:  # TLS, whose end is a message of its own
+            self._transport.close()
         self._set_deadline()
 
     def _close(self) -> None:

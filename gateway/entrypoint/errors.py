@@ -1,4 +1,5 @@
-"""Error replies in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""Error replies in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`; on Anthropic's paths in theirs:
+`{"type": "error", "error": {"type", "message"}}`."""
 
 from __future__ import annotations
 
@@ -23,6 +24,9 @@ _TYPES = {
 }
 
 
+_ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+
+
 def error_type(status: int) -> str:
     """The `type` that goes with an HTTP status of 400 or above."""
     return _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
@@ -40,6 +44,13 @@ def error_body(status: int, message: str, *, param: str | None = None, code: str
     return orjson.dumps({"error": error})
 
 
+def anthropic_error_body(status: int, message: str) -> bytes:
+    """The JSON body of an error as Anthropic's clients read it."""
+    kind = _ANTHROPIC_TYPES.get(status) or ("api_error" if status >= 500 else error_type(status))
+    text = message.encode("utf-8", "replace").decode()
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": text}})
+
+
 def send_error(
     reply: Reply,
     status: int,
@@ -49,5 +60,9 @@ def send_error(
     code: str | None = None,
     headers: tuple[Header, ...] = (),
 ) -> None:
-    """Send a whole error reply."""
-    reply.send(status, (JSON, *headers), error_body(status, message, param=param, code=code))
+    """Send a whole error reply, in the shape that the path's clients read."""
+    if reply.anthropic:
+        body = anthropic_error_body(status, message)
+    else:
+        body = error_body(status, message, param=param, code=code)
+    reply.send(status, (JSON, *headers), body)

@@ -9,10 +9,10 @@ tried) and by the client's leaving. The bytes of a reply go through in callbacks
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from enum import Enum
+from typing import Protocol
 
-from gateway.entrypoint.errors import error_body
+from gateway.entrypoint.errors import anthropic_error_body, error_body
 from gateway.entrypoint.forwarding import reply_headers
 from gateway.entrypoint.reply import Reply
 from gateway.entrypoint.sse import FirstDataLine, error_event, is_event_stream
@@ -26,6 +26,7 @@ HELD_LIMIT_BYTES = 65_536
 """Most bytes of a reply held back: comments before the first event (then they go out as they are), or the body of
 a refusal that another worker's reply may replace (then only its status is kept)."""
 TAIL_BYTES = 8_192
+BYTES_PER_TOKEN = 4
 RETRIED_STATUSES = frozenset({502, 503, 504})
 """A worker that says this has not begun with the request, or not finished it."""
 
@@ -40,6 +41,22 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+class ReplyEdit(Protocol):
+    """What changes, or only reads, a reply's body on its way to the client."""
+
+    def begin(self, head: ReplyHead) -> bool:
+        """Called once, before `feed`; whether the body may change, so that its announced length no longer holds."""
+        ...
+
+    def feed(self, data: bytes) -> bytes:
+        """Take more of the worker's body; returns what goes to the client now."""
+        ...
+
+    def finish(self) -> bytes:
+        """The worker's body has ended, whole or not: returns what was held back."""
+        ...
+
+
 class Exchange:
     """One attempt. `run` it once, then read what became of it. Listener of its worker, source of its client."""
 
@@ -51,15 +68,23 @@ class Exchange:
         assignment: Assignment,
         upstreams: UpstreamPool,
         limits: GatewayConfig,
+        loop: asyncio.AbstractEventLoop,
+        edit: ReplyEdit | None = None,
+        ends_at: float = NEVER,
     ) -> None:
-        """`head` and `body` are the request as the worker gets it."""
+        """`head` and `body` are the request as the worker gets it; `edit` is of this request, for all its attempts.
+        The attempt is stopped at loop time `ends_at`."""
         self._request_head = head
         self._request_body = body
         self._reply = reply
         self._assignment = assignment
         self._upstreams = upstreams
         self._limits = limits
-        self._loop = asyncio.get_running_loop()
+        self._idle_seconds = limits.stream_idle_seconds
+        self._edit = edit
+        self._ends_at = ends_at
+        self._changed = False
+        self._loop = loop
         self._head_only = head.startswith(b"HEAD ")
         self._upstream: UpstreamConnection | None = None
         self._connecting: asyncio.Task[UpstreamConnection] | None = None
@@ -68,8 +93,10 @@ class Exchange:
         self._held_bytes = 0
         self._scanner: FirstDataLine | None = None
         self._stale = False
-        self._tail: deque[bytes] = deque()
+        self._tail: list[bytes] = []
         self._tail_bytes = 0
+        self._body_bytes = 0
+        self._events = 0
         self.phase = Phase.CONNECTING
         self.outcome = Outcome.CLIENT_GONE
         """How the attempt ended; until it has, what it would be if the gateway stopped it."""
@@ -88,9 +115,15 @@ class Exchange:
         """The last bytes of the reply's body, at most TAIL_BYTES."""
         return b"".join(self._tail)[-TAIL_BYTES:]
 
+    @property
+    def reply_tokens(self) -> int:
+        """About how many tokens the reply's body had, for replies that do not tell: one an event, else by length."""
+        return self._events if self.event_stream and self._plain else self._body_bytes // BYTES_PER_TOKEN
+
     async def run(self) -> Outcome:
         """Try the worker. Raises only CancelledError; leaves nothing of the attempt behind, however it ends."""
         self._reply.on_closed = self._client_left
+        self._reply.on_cut = self._cut
         try:
             connection = self._upstreams.take(self._assignment.host, self._assignment.port)
             if connection is not None:
@@ -101,7 +134,7 @@ class Exchange:
                     await self._carry(connection)
         finally:
             self.phase = Phase.ENDED
-            self._reply.on_closed = None
+            self._reply.on_closed = self._reply.on_cut = None
             self._reply.detach()
             self._abort_upstream()
         return self.outcome
@@ -135,7 +168,7 @@ class Exchange:
             self.failed(Failure.BROKEN, stale=False)
             return
         self._upstream = connection
-        connection.deadline = self._loop.time() + self._limits.first_byte_seconds
+        connection.deadline = min(self._loop.time() + self._limits.first_byte_seconds, self._ends_at)
         connection.send(self._request_head, self._request_body, self, head_only=self._head_only)
         await self._ended
 
@@ -146,31 +179,47 @@ class Exchange:
             self._wait(head, data, last)
             return
         self._remember(data)
-        if self._upstream is not None:
-            self._upstream.deadline = self._loop.time() + self._limits.stream_idle_seconds
-        self._reply.write(data)
+        self._await_more()
+        self._reply.write(data if self._edit is None else self._edited(data, last))
         if last:
             self._complete(head)
 
     def failed(self, failure: Failure, stale: bool) -> None:
         self._upstream = None
         self.failure = failure
+        late = failure is Failure.TIMEOUT and self._loop.time() >= self._ends_at  # the worker is not to blame
         if self.phase is Phase.WAITING:
             self._stale = stale
-            self._end(Outcome.UNREACHABLE)
+            self._end(Outcome.CLIENT_GONE if late else Outcome.UNREACHABLE)
+        elif late:
+            self._break_off(504, "the request took longer than it may (gateway.total_seconds)", "total_timeout")
+            self._end(Outcome.CLIENT_GONE)
         else:
-            self._break_off()
+            self._break_off(502, "the worker stopped in the middle of its reply; send the request again", "worker_lost")
             self._end(Outcome.BROKEN)
 
     def pause_reading(self) -> None:
         if self._upstream is not None:
-            self._upstream.deadline = NEVER  # the client's connection has a deadline for taking bytes
+            self._upstream.deadline = self._ends_at  # the client's connection has a deadline for taking bytes
             self._upstream.pause_reading()
 
     def resume_reading(self) -> None:
         if self._upstream is not None:
-            self._upstream.deadline = self._loop.time() + self._limits.stream_idle_seconds
+            self._await_more()
             self._upstream.resume_reading()
+
+    def _await_more(self) -> None:
+        if self._upstream is not None:
+            self._upstream.deadline = min(self._loop.time() + self._idle_seconds, self._ends_at)
+
+    def _cut(self) -> bool:
+        """The grace of a gateway that stops has ended: end the reply with an event where its client reads events."""
+        if self.phase is not Phase.STREAMING:
+            return False
+        self._abort_upstream()
+        self._break_off(503, "the gateway was stopped in the middle of this reply; send it again", "gateway_stopped")
+        self._end(Outcome.CLIENT_GONE)
+        return True
 
     def _client_left(self) -> None:
         if self.phase is Phase.CONNECTING and self._connecting is not None:
@@ -199,7 +248,7 @@ class Exchange:
         elif last or self._has_first_byte(data):
             self.first_byte_at = self._loop.time()
             self._assignment.first_byte()
-            body = b"".join(self._held)
+            body = data if len(self._held) == 1 else b"".join(self._held)
             self._held.clear()
             self._remember(body)
             self._show(head, body, last)
@@ -223,17 +272,27 @@ class Exchange:
     def _show(self, head: ReplyHead, body: bytes, last: bool) -> None:
         """Begin the client's reply."""
         headers = reply_headers(head, self._assignment.reply_headers)
+        if self._edit is not None:
+            self._changed = self._edit.begin(head)
+            body = self._edited(body, last)
         if last and not self._head_only:
             self._reply.send(head.status, headers, body)
             self._complete(head)
             return
         self.phase = Phase.STREAMING
         if self._upstream is not None:
-            self._upstream.deadline = self._loop.time() + self._limits.stream_idle_seconds
+            self._await_more()
             self._reply.attach(self)
-        self._reply.start(head.status, headers, head.length, body)
+        self._reply.start(head.status, headers, None if self._changed else head.length, body)
         if last:
             self._complete(head)
+
+    def _edited(self, data: bytes, last: bool) -> bytes:
+        """What the client gets for this part of the worker's body."""
+        if self._edit is None:
+            return data
+        edited = self._edit.feed(data) if data else b""
+        return edited + self._edit.finish() if last else edited
 
     def _complete(self, head: ReplyHead) -> None:
         self._reply.finish()
@@ -242,14 +301,17 @@ class Exchange:
         else:
             self._end(Outcome.REFUSED if head.status >= 400 else Outcome.COMPLETED)
 
-    def _break_off(self) -> None:
+    def _break_off(self, status: int, message: str, code: str) -> None:
         """Tell the client that its reply will not be whole: by an event where it reads events, else by the cut."""
         self._reply.detach()
+        if self._edit is not None:
+            self._reply.write(self._edit.finish())
         if self.event_stream and self._plain and self.head is not None and self.head.length is None:
-            error = error_body(
-                502, "the worker stopped in the middle of its reply; send the request again", code="worker_lost"
-            )
-            self._reply.write(error_event(error, self.tail))
+            if self._reply.anthropic:
+                event = error_event(anthropic_error_body(status, message), self.tail, name=b"error")
+            else:
+                event = error_event(error_body(status, message, code=code), self.tail)
+            self._reply.write(event)
             self._reply.keep_alive = False
             self._reply.finish()
         else:
@@ -264,5 +326,9 @@ class Exchange:
     def _remember(self, data: bytes) -> None:
         self._tail.append(data)
         self._tail_bytes += len(data)
-        while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:
-            self._tail_bytes -= len(self._tail.popleft())
+        self._body_bytes += len(data)
+        if self.event_stream:
+            self._events += data.count(b"data:")
+        if self._tail_bytes > 2 * TAIL_BYTES:  # now and then, rather than at every chunk
+            self._tail = [self.tail]
+            self._tail_bytes = TAIL_BYTES

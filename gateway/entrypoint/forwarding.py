@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from gateway.entrypoint.http import Header, Request, end_to_end, render_headers
 from gateway.entrypoint.upstream_connection import ReplyHead
@@ -24,25 +25,35 @@ _REPLY_REPLACED = frozenset({b"content-length", b"x-request-id"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
-def request_head(request: Request, host: str, port: int, body_bytes: int) -> bytes:
-    """The head of `request` as it goes to the worker at host:port, with a body of `body_bytes` bytes."""
-    forwarded = [value for name, value in request.headers if name == b"x-forwarded-for"]
+def request_head(request: Request, host: str, port: int, body_bytes: int, authorization: bytes = b"") -> bytes:
+    """The head of `request` as it goes to the worker at host:port, with a body of `body_bytes` bytes.
+
+    `authorization`: value of that header, the pool's own; empty: none."""
+    forwarded: list[bytes] = []
+    if request.header(b"x-forwarded-for") is not None:
+        forwarded.extend(value for name, value in request.headers if name == b"x-forwarded-for")
     if request.client:
         forwarded.append(request.client.encode("ascii"))
     headers = end_to_end(request.headers, _REPLACED)
-    headers.append((b"x-forwarded-proto", request.header(b"x-forwarded-proto") or b"http"))
+    headers.append((b"x-forwarded-proto", request.header(b"x-forwarded-proto") or request.scheme.encode("ascii")))
     headers.append((b"x-request-id", request.request_id.encode("ascii")))
     if forwarded:
         headers.append((b"x-forwarded-for", b", ".join(forwarded)))
+    if authorization:
+        headers.append((b"authorization", authorization))
     if body_bytes or request.method in _WITH_BODY:
         headers.append((b"content-length", b"%d" % body_bytes))
-    authority = address(host, port)
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
         request.method.encode("ascii"),
         request.target,
-        authority.encode("ascii"),
+        _authority(host, port),
         render_headers(headers),
     )
+
+
+@lru_cache(maxsize=1024)
+def _authority(host: str, port: int) -> bytes:
+    return address(host, port).encode("ascii")
 
 
 def reply_headers(head: ReplyHead, added: Iterable[Header]) -> list[Header]:

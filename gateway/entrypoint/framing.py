@@ -7,7 +7,7 @@ about smuggling are checked here again, since a build of the parser with lenienc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gateway.entrypoint.http import Header
 
@@ -56,6 +56,14 @@ def body_length(version: str, headers: Iterable[Header]) -> int:
     if len(lengths) > 1 or not lengths[0].isdigit():
         raise malformed("Content-Length must be given once, in decimal digits")
     return int(lengths[0])
+
+
+def usual_length(version: str, headers: Mapping[bytes, bytes]) -> int | None:
+    """What `body_length` gives for the usual request, whose headers are all different; None for any other."""
+    if version != "1.1" or b"host" not in headers or b"transfer-encoding" in headers:
+        return None
+    length = headers.get(b"content-length", b"0")
+    return int(length) if length.isdigit() else None
 
 
 def _coded(version: str, codings: list[bytes], lengths: list[bytes]) -> int:

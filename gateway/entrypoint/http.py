@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Header = tuple[bytes, bytes]
 """A lower-case name and a value without surrounding whitespace."""
@@ -50,18 +50,21 @@ class Request:
     """The client's x-request-id where it is short and printable, else a random one."""
     arrived_at: float
     """Loop time at which the last byte of the request was parsed."""
+    scheme: str = "http"
+    """`http` or `https`, as the client's connection is."""
+    first_values: dict[bytes, bytes] | None = field(default=None, repr=False, compare=False)
+    """The first value of each header; made of `headers` when left out."""
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of the header with this lower-case name; None when there is none."""
-        return header(self.headers, name)
+        if self.first_values is None:
+            self.first_values = first_values(self.headers)
+        return self.first_values.get(name)
 
 
-def header(headers: Iterable[Header], name: bytes) -> bytes | None:
-    """The first value of the header with this lower-case name; None when there is none."""
-    for candidate, value in headers:
-        if candidate == name:
-            return value
-    return None
+def first_values(headers: list[Header]) -> dict[bytes, bytes]:
+    """The first value of each header, by name."""
+    return dict(reversed(headers))
 
 
 def end_to_end(headers: Iterable[Header], drop: Collection[bytes] = ()) -> list[Header]:
@@ -81,4 +84,6 @@ def end_to_end(headers: Iterable[Header], drop: Collection[bytes] = ()) -> list[
 
 def render_headers(headers: Iterable[Header]) -> bytes:
     """The headers as lines, each ended by CRLF."""
-    return b"".join([b"%b: %b\r\n" % item for item in headers])
+    lines = [b": ".join(item) for item in headers]
+    lines.append(b"")
+    return b"\r\n".join(lines)

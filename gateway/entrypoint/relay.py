@@ -6,12 +6,13 @@ import asyncio
 from dataclasses import dataclass
 
 from gateway.entrypoint.errors import send_error
-from gateway.entrypoint.exchange import Exchange
+from gateway.entrypoint.exchange import Exchange, ReplyEdit
 from gateway.entrypoint.forwarding import reply_headers, request_head
 from gateway.entrypoint.http import Request
 from gateway.entrypoint.reply import Reply
 from gateway.entrypoint.upstream import UpstreamPool
 from gateway.entrypoint.upstream_connection import Failure
+from gateway.entrypoint.watch import NEVER
 from gateway.routing.assignment import Assigner, Assignment, Outcome
 from warmroute.config import GatewayConfig
 
@@ -19,7 +20,7 @@ CLIENT_CLOSED_REQUEST = 499
 """Status in results and metrics of a request whose client left before a head was sent; never on the wire."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see Request
 class RelayResult:
     """What became of a relayed request; for metrics, logs and usage."""
 
@@ -40,21 +41,31 @@ class RelayResult:
     """The last bytes of the worker's body, at most 8 KiB, encoded as `content_encoding` says."""
     content_encoding: bytes | None
     """The reply's content-encoding header."""
+    reply_tokens: int
+    """About how many tokens the worker's body had, as far as it came; see `Exchange.reply_tokens`."""
     event_stream: bool
     """The reply is text/event-stream."""
 
 
 async def relay(
-    request: Request, body: bytes, reply: Reply, assigner: Assigner, upstreams: UpstreamPool, limits: GatewayConfig
+    request: Request,
+    body: bytes,
+    reply: Reply,
+    assigner: Assigner,
+    upstreams: UpstreamPool,
+    limits: GatewayConfig,
+    edit: ReplyEdit | None = None,
 ) -> RelayResult:
     """Forward `request` with `body` in place of its own, and answer the client in every case; raises nothing of the
-    network's. `limits` gives attempts and deadlines.
+    network's. `limits` gives attempts and deadlines, `edit` changes the reply's body on its way.
 
     Workers are tried one after another until one's reply has begun. One whose connection fails, breaks or is silent
     for too long before that, whose reply is malformed, or that answers 502, 503 or 504, is followed by the next. When
     none is left the client gets the last one's 5xx, or 502 or 504, or 503 when there was none at all.
     """
-    started_at = asyncio.get_running_loop().time()
+    loop = asyncio.get_running_loop()
+    started_at = loop.time()
+    ends_at = request.arrived_at + limits.total_seconds if limits.total_seconds else NEVER
     tried: set[str] = set()
     assignment: Assignment | None = None
     exchange: Exchange | None = None
@@ -68,12 +79,13 @@ async def relay(
         outcome = Outcome.CLIENT_GONE  # what a cancelled or failed attempt says: the worker is not to blame
         try:
             tried.add(assignment.worker_id)
-            head = request_head(request, assignment.host, assignment.port, len(body))
-            exchange = Exchange(head, body, reply, assignment, upstreams, limits)
+            reply.worker = assignment.worker_id
+            head = request_head(request, assignment.host, assignment.port, len(body), upstreams.authorization)
+            exchange = Exchange(head, body, reply, assignment, upstreams, limits, loop, edit, ends_at)
             outcome = await exchange.run()
         finally:
             assignment.close(outcome)
-        if reply.started:
+        if reply.started or loop.time() >= ends_at:
             break
     if not reply.started and not reply.closed:
         _answer_failure(reply, assignment, exchange)
@@ -86,6 +98,7 @@ async def relay(
         first_byte_at=None if exchange is None else exchange.first_byte_at,
         tail=b"" if exchange is None else exchange.tail,
         content_encoding=None if exchange is None else exchange.content_encoding,
+        reply_tokens=0 if exchange is None else exchange.reply_tokens,
         event_stream=exchange is not None and exchange.event_stream,
     )
 

@@ -51,13 +51,16 @@ class Reply:
         "_http_10",
         "_remaining",
         "_transport",
+        "anthropic",
         "closed",
         "finished",
         "keep_alive",
         "on_closed",
+        "on_cut",
         "request_id",
         "started",
         "status",
+        "worker",
     )
 
     def __init__(
@@ -77,10 +80,14 @@ class Reply:
         self._chunked = False
         self._remaining: int | None = None
         self.request_id = request_id
+        self.anthropic = False
+        """The gateway's own errors have Anthropic's shape."""
         self.keep_alive = keep_alive
         """False: the connection closes after this reply."""
         self.status: int | None = None
         """The status sent; None before the head."""
+        self.worker = ""
+        """The worker asked last, for the access log."""
         self.started = False
         """The head has been written: nothing else can be answered any more."""
         self.finished = False
@@ -89,6 +96,8 @@ class Reply:
         """The connection is gone: the client left, or the server's grace ended."""
         self.on_closed: Callable[[], None] | None = None
         """Called once when `closed` becomes true before the reply is finished."""
+        self.on_cut: Callable[[], bool] | None = None
+        """Called when the server's grace ends within the reply; whether it has ended the reply by that."""
 
     def send(self, status: int, headers: Iterable[Header] = (), body: bytes = b"") -> None:
         """Send a whole reply."""

@@ -7,8 +7,8 @@ from typing import NoReturn
 
 import httptools
 
-from gateway.entrypoint.framing import CHUNKED, RequestError, body_length, malformed
-from gateway.entrypoint.http import Header, Request, header
+from gateway.entrypoint.framing import CHUNKED, RequestError, body_length, malformed, usual_length
+from gateway.entrypoint.http import Header, Request, first_values
 
 HEADER_COUNT_LIMIT = 256
 REQUEST_ID_LIMIT = 128
@@ -23,16 +23,18 @@ class RequestParser:
     request's chunk framing may add by as much again.
     """
 
-    def __init__(self, header_limit: int, body_limit: int, client: str = "") -> None:
+    def __init__(self, header_limit: int, body_limit: int, client: str = "", scheme: str = "http") -> None:
         self._header_limit = header_limit
         self._body_limit = body_limit
         self._client = client
+        self._scheme = scheme
         self._parser = httptools.HttpRequestParser(self)
         self._parsed: list[Request | RequestError] = []
         self._error: RequestError | None = None
         self._now = 0.0
         self._url = b""
         self._headers: list[Header] = []
+        self._first_values: dict[bytes, bytes] = {}
         self._body: bytes | bytearray = b""
         self._head_bytes = 0
         self._raw_bytes = 0
@@ -65,11 +67,12 @@ class RequestParser:
         size = len(data)
         while data and not self.refused:
             try:
-                self._parser.feed_data(data)
-                data = b""
-            except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
-                self._ignore_upgrade()
+                try:
+                    self._parser.feed_data(data)
+                    data = b""
+                except httptools.HttpParserUpgrade as upgrade:
+                    data = data[upgrade.args[0] :]
+                    self._ignore_upgrade()
             except httptools.HttpParserError as error:
                 self._refuse(self._error or malformed(f"not a proper HTTP/1.1 request: {error}"))
         if self.mid_request and not self._began:
@@ -118,10 +121,15 @@ class RequestParser:
         self._keep_alive = self._parser.should_keep_alive()
         if len(self._headers) > HEADER_COUNT_LIMIT:
             self._raise(431, f"more than {HEADER_COUNT_LIMIT} headers", _TOO_LARGE)
-        self._length = length = self._body_length()
+        self._first_values = values = first_values(self._headers)
+        usual = usual_length(self._version, values) if len(values) == len(self._headers) else None
+        self._length = length = self._body_length() if usual is None else usual
         if length > self._body_limit:
             self._raise(413, f"the body has {length} bytes, the limit is {self._body_limit}", _TOO_LARGE)
-        expected = header(self._headers, b"expect")
+        if b"upgrade" in values and b"websocket" in values[b"upgrade"].lower():
+            message = 'WebSocket is not served here; use HTTP requests, with "stream": true for events as they come'
+            self._raise(400, message, "websocket_unsupported")
+        expected = values.get(b"expect")
         if expected is not None:
             if expected.lower() != b"100-continue":
                 self._raise(417, "the only expectation understood is 100-continue", "unsupported_expectation")
@@ -158,8 +166,10 @@ class RequestParser:
                 self._version,
                 self._keep_alive,
                 self._client,
-                request_id(self._headers),
+                request_id(self._first_values.get(b"x-request-id")),
                 self._now,
+                self._scheme,
+                self._first_values,
             )
         )
         self._body = b""
@@ -202,9 +212,8 @@ class RequestParser:
         self._parsed.append(error)
 
 
-def request_id(headers: list[Header]) -> str:
+def request_id(given: bytes | None) -> str:
     """The client's x-request-id if it is 1 to 128 printable ASCII characters, else 32 random hex digits."""
-    given = header(headers, b"x-request-id")
     if given and len(given) <= REQUEST_ID_LIMIT:
         text = given.decode("latin-1")
         if text.isascii() and text.isprintable():

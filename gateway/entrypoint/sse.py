@@ -31,8 +31,9 @@ def is_event_stream(content_type: bytes | None) -> bool:
     return content_type is not None and content_type.partition(b";")[0].strip().lower() == b"text/event-stream"
 
 
-def error_event(error: bytes, sent: bytes) -> bytes:
+def error_event(error: bytes, sent: bytes, *, name: bytes = b"") -> bytes:
     """The event that ends a broken stream: `error` is a JSON object, `sent` the last bytes that went before, which
-    may have stopped within a line."""
+    may have stopped within a line, `name` the event's name where its clients expect one."""
     separator = b"" if sent.endswith((b"\n\n", b"\r\r", b"\r\n\r\n")) or not sent else b"\n\n"
-    return separator + b"data: " + error + b"\n\n"
+    named = b"event: " + name + b"\n" if name else b""
+    return separator + named + b"data: " + error + b"\n\n"

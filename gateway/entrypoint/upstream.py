@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.entrypoint.upstream_connection import UpstreamConnection
+from gateway.entrypoint.upstream_security import UpstreamSecurity
 from gateway.entrypoint.watch import TICK_SECONDS, Watch
 from warmroute.config import GatewayConfig
 
@@ -20,10 +21,16 @@ class UpstreamPool:
     """
 
     def __init__(
-        self, config: GatewayConfig, *, idle_per_worker: int = 256, tick_seconds: float = TICK_SECONDS
+        self,
+        config: GatewayConfig,
+        security: UpstreamSecurity | None = None,
+        *,
+        idle_per_worker: int = 256,
+        tick_seconds: float = TICK_SECONDS,
     ) -> None:
-        """Deadlines are kept to within `tick_seconds`."""
+        """Plain HTTP without a key where `security` is None. Deadlines are kept to within `tick_seconds`."""
         self._config = config
+        self._security = security
         self._idle_per_worker = idle_per_worker
         self._watch: Watch[UpstreamConnection] = Watch(tick_seconds)
         # Insertion order is order of use; a worker's entry goes with its last idle connection.
@@ -41,6 +48,11 @@ class UpstreamPool:
         """Idle connections."""
         return sum(map(len, self._idle.values()))
 
+    @property
+    def authorization(self) -> bytes:
+        """Value of the header Authorization that workers want; empty: none."""
+        return b"" if self._security is None else self._security.authorization
+
     def take(self, host: str, port: int) -> UpstreamConnection | None:
         """The idle connection used last; None when there is none."""
         idle = self._idle.get((host, port))
@@ -53,13 +65,19 @@ class UpstreamPool:
         return None
 
     async def connect(self, host: str, port: int) -> UpstreamConnection:
-        """A new connection. Raises OSError, or TimeoutError after config.connect_seconds."""
+        """A new connection. Raises OSError (ssl.SSLError is one), or TimeoutError after config.connect_seconds."""
         if self._closed:
             raise ConnectionError("the gateway is shutting down")
         self._loop = asyncio.get_running_loop()
+        security = self._security
+        context = None if security is None else security.context
         async with asyncio.timeout(self._config.connect_seconds):
             _, connection = await self._loop.create_connection(
-                lambda: UpstreamConnection(self, (host, port), self._config.header_limit_bytes), host, port
+                lambda: UpstreamConnection(self, (host, port), self._config.header_limit_bytes),
+                host,
+                port,
+                ssl=context,
+                server_hostname=None if security is None or context is None else security.server_name or host,
             )
         return connection
 

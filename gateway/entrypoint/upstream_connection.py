@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, cast
 
 import httptools
 
-from gateway.entrypoint.http import Header, header
+from gateway.entrypoint.http import Header, first_values
 from gateway.entrypoint.watch import NEVER
 
 JOIN_LIMIT_BYTES = 65_536
@@ -38,10 +38,14 @@ class ReplyHead:
     """As they came, in order, duplicates kept; lower-case names."""
     length: int | None
     """The body's announced length in bytes (for HEAD the length that GET would have); None when not known."""
+    first_values: dict[bytes, bytes] | None = field(default=None, repr=False, compare=False)
+    """The first value of each header; made of `headers` when left out."""
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of the header with this lower-case name; None when there is none."""
-        return header(self.headers, name)
+        if self.first_values is None:
+            self.first_values = first_values(self.headers)
+        return self.first_values.get(name)
 
 
 class ReplyListener(Protocol):
@@ -90,15 +94,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._head: ReplyHead | None = None
-        self._head_told = False
         self._headers: list[Header] = []
         self._body: list[bytes] = []
-        self._head_bytes = 0
-        self._status = 0
-        self._head_only = False
-        self._complete = False
-        self._until_close = False
-        self._reusable = False
+        self._head_bytes = self._status = 0
+        self._head_told = self._head_only = self._complete = self._until_close = self._reusable = False
 
     @property
     def usable(self) -> bool:
@@ -194,12 +193,13 @@ class UpstreamConnection(asyncio.Protocol):
             if status < 100 or status == 101:
                 raise ValueError(f"status {status} is no answer to this request")
             return
-        coding = header(self._headers, b"transfer-encoding")
+        values = first_values(self._headers)
+        coding = values.get(b"transfer-encoding")
         if coding is not None and coding.lower() != b"chunked":
             raise ValueError("the only Transfer-Encoding understood is chunked")
-        announced = header(self._headers, b"content-length")
+        announced = values.get(b"content-length")
         length = int(announced) if announced is not None else None
-        self._head = ReplyHead(status, self._headers, length)
+        self._head = ReplyHead(status, self._headers, length, values)
         if self._head_only:
             self._complete = True
             return

@@ -38,6 +38,8 @@ class RoutedBody:
     salt: str
     prompt: Chat | str | list[int] | Unkeyed
     size: int
+    adapter: str = ""
+    """The LoRA adapter as the engine names it; "" for the base model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +54,41 @@ class Unkeyed:
 
 
 def parse_body(body: bytes, *, chat: bool) -> RoutedBody:
-    """Read the fields that matter to routing.
+    """`parse_object` and `routed_body` in one."""
+    return routed_body(parse_object(body), len(body), chat=chat)
 
-    Raises BadRequestError where no worker could serve the request: not JSON, not an object, no usable model name.
-    Anything else that is odd is left to the engine to refuse, in its own words.
-    """
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The body's fields; raises BadRequestError where it is no JSON object."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequestError(f"the request body is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise BadRequestError("the request body must be a JSON object")
+    return fields
+
+
+def model_name(fields: Mapping[str, Any]) -> str:
+    """The model that a body names; raises BadRequestError where that is no name."""
     model = fields.get("model")
     if not isinstance(model, str) or not model:
         raise BadRequestError("'model' must be the name of a model, as a string", param="model")
+    return model
+
+
+def routed_body(fields: Mapping[str, Any], size: int, *, chat: bool) -> RoutedBody:
+    """Read the fields that matter to routing of a body of `size` bytes.
+
+    Raises BadRequestError where no worker could serve the request. Anything that is odd but for the model's name is
+    left to the engine to refuse, in its own words.
+    """
+    model = model_name(fields)
     salt = fields.get("cache_salt")
     prompt = _chat(fields) if chat else _completion(fields)
     if salt is not None and not isinstance(salt, str):
         prompt, salt = Unkeyed("malformed"), None
-    return RoutedBody(model, salt or "", prompt, len(body))
+    return RoutedBody(model, salt or "", prompt, size)
 
 
 def _chat(fields: Mapping[str, Any]) -> Chat | Unkeyed:

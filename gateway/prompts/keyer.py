@@ -113,7 +113,7 @@ class PromptKeyer:
             return Unkeyed("error", body.size // CHARACTERS_PER_TOKEN)
         if not isinstance(tokens, bytes):
             return tokens
-        seed = root(space.fingerprint, salt=body.salt)
+        seed = root(space.fingerprint, adapter=body.adapter, salt=body.salt)
         keys = chain(tokens, seed, block_tokens=space.index_block_tokens)
         return Prompt(len(tokens) // TOKEN_BYTES, keys)
 

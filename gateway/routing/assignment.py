@@ -7,12 +7,12 @@ assignment has booked capacity on its worker before the relay sees it and is clo
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol
 
 
-class Outcome(Enum):
-    """How one attempt ended."""
+class Outcome(StrEnum):
+    """How one attempt ended; a string, so that it is a metric's label as it is."""
 
     COMPLETED = "completed"
     """The whole reply was relayed, with a status below 400."""

@@ -1,4 +1,8 @@
-"""The values that policies work on. No I/O, no clock, no state."""
+"""The values that policies work on. No I/O, no clock, no state.
+
+Nobody changes them; they are not frozen, since freezing triples the cost of making one, and every request makes two a
+worker.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from random import Random
 from warmroute.config import Weights
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestFacts:
     """One request. `sequence` numbers the requests of this gateway and pool; `prompt_tokens` is 0 when not known."""
 
@@ -17,7 +21,7 @@ class RequestFacts:
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CandidateFacts:
     """One worker that could take the request, as seen at this moment. Tokens throughout.
 
@@ -34,7 +38,7 @@ class CandidateFacts:
     in_flight: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Terms:
     """What a policy made of one candidate; `cost` decides, least first."""
 
@@ -46,7 +50,7 @@ class Terms:
     cost: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """The winner's position among the candidates, and every candidate's terms in the same order."""
 
@@ -60,6 +64,9 @@ Policy = Callable[[RequestFacts, Sequence[CandidateFacts], Weights, Random], Dec
 
 def least(terms: Sequence[Terms], random: Random) -> Decision:
     """The candidate of least cost; ties break at random."""
-    best = min(term.cost for term in terms)
-    tied = [position for position, term in enumerate(terms) if term.cost == best]
-    return Decision(tied[0] if len(tied) == 1 else random.choice(tied), tuple(terms))
+    costs = [term.cost for term in terms]
+    best = min(costs)
+    if costs.count(best) == 1:
+        return Decision(costs.index(best), tuple(terms))
+    tied = [position for position, cost in enumerate(costs) if cost == best]
+    return Decision(random.choice(tied), tuple(terms))

@@ -6,17 +6,19 @@ Counters move by bookings only: made before the pick is returned, closed in `fin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Booked:
-    """Sums over one worker's open bookings."""
+    """Sums over one worker's open bookings, as of now: they move with the bookings."""
 
     requests: int = 0
     pending_tokens: int = 0
 
 
-NOTHING = Booked()
+NOTHING: Final = Booked()
+"""Of a worker without any; nobody changes it."""
 
 
 class Reservations:
@@ -39,12 +41,13 @@ class Reservations:
         return Booking(self, worker, prefill_tokens)
 
     def _move(self, worker: str, requests: int, tokens: int) -> None:
-        booked = self.of(worker)
-        moved = Booked(booked.requests + requests, booked.pending_tokens + tokens)
-        if moved == NOTHING:
-            self._booked.pop(worker, None)
-        else:
-            self._booked[worker] = moved
+        booked = self._booked.get(worker)
+        if booked is None:
+            booked = self._booked[worker] = Booked()
+        booked.requests += requests
+        booked.pending_tokens += tokens
+        if not booked.requests and not booked.pending_tokens:
+            del self._booked[worker]
 
 
 class Booking:

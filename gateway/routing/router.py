@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 from gateway.discovery.targets import Target
 from gateway.loads import LoadReports
@@ -20,6 +21,7 @@ from gateway.routing.facts import CandidateFacts, Decision, RequestFacts, Terms
 from gateway.routing.policies import POLICIES
 from gateway.routing.predictions import Prediction, Predictions
 from gateway.routing.reservations import Booking, Reservations
+from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.workers import State, Worker, WorkerTable
 from indexer.keys import pool_fingerprint
 from indexer.mirror import Match, Mirror
@@ -30,10 +32,11 @@ from warmroute.metrics import GatewayMetrics
 logger = logging.getLogger(__name__)
 
 NO_MATCH = Match(0)
+NO_KEYS: Final[Sequence[int]] = ()
 WARNINGS = 16  # different complaints that are logged, once each
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see gateway.routing.facts
 class Choice:
     """A decision and the worker it picked."""
 
@@ -69,7 +72,11 @@ class PoolRouter:
         self._policy = POLICIES[config.policy]
         self._random = random or Random()
         self._sequence = 0
-        self._seen: tuple[Mirror, int] | None = None
+        self.retry_budget = RetryBudget(config.retry_ratio, config.retries_per_second)
+        self._adapters: frozenset[str] = frozenset()
+        self._engine: str | None = config.engine
+        self._seen: Mirror | None = None
+        self._seen_changes = 0
         self._space: KeySpace | None = None
         self._tokenizer_digest = ""
         self._warned: set[str] = set()
@@ -90,12 +97,23 @@ class PoolRouter:
         self._refresh()
         return self._space
 
+    @property
+    def adapters(self) -> frozenset[str]:
+        """Adapters that at least one worker says it serves."""
+        self._refresh()
+        return self._adapters
+
+    def engine(self) -> str | None:
+        """The engine that most workers say they are; None where none has said so."""
+        self._refresh()
+        return self._engine
+
     def _refresh(self) -> None:
         """Derive again what depends on the index's workers, when they changed."""
         mirror = self.index.mirror
-        if self._seen == (mirror, mirror.worker_changes):
+        if self._seen is mirror and self._seen_changes == mirror.worker_changes:
             return
-        self._seen = (mirror, mirror.worker_changes)
+        self._seen, self._seen_changes = mirror, mirror.worker_changes
         self.workers.set_index(mirror.workers, mirror.slots)
         self._derive_key_space()
 
@@ -108,6 +126,11 @@ class PoolRouter:
     def _derive_key_space(self) -> None:
         """What most of the workers that requests can go to key by. Others in the index have no say."""
         spaces: Counter[KeySpace] = Counter()
+        engines = Counter(worker.facts.engine for worker in self.workers.all if worker.facts is not None)
+        self._engine = engines.most_common(1)[0][0] if engines else self.config.engine
+        self._adapters = frozenset(
+            adapter for worker in self.workers.all if worker.facts is not None for adapter in worker.facts.adapters
+        )
         for facts in (worker.facts for worker in self.workers.all):
             if facts is None:
                 continue
@@ -142,19 +165,21 @@ class PoolRouter:
 
     # --- picking -----------------------------------------------------------------------------------------------------
 
-    def choose(self, prompt: Prompt | None, exclude: AbstractSet[str] = frozenset()) -> Choice | None:
+    def choose(
+        self,
+        prompt: Prompt | None,
+        exclude: AbstractSet[str] = frozenset(),
+        *,
+        adapter: str = "",
+        only: str | None = None,
+    ) -> Choice | None:
         """The policy's pick among the candidates that are not excluded (by uid); None when there is none.
 
-        Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does
-        either: the answer of a doubtful worker is better than none.
+        `adapter`: of the workers that serve it, as far as they say. `only`: the worker with this uid while it is there.
         """
         self._refresh()
         now = self.clock()
-        by_state: dict[State, list[Worker]] = {state: [] for state in State}
-        for worker in self.workers.all:
-            by_state[worker.state(now)].append(worker)
-        best = by_state[State.READY] or by_state[State.EJECTED] or by_state[State.UNHEALTHY]
-        candidates = [worker for worker in best if worker.target.uid not in exclude]
+        candidates = self._candidates(now, exclude, adapter, only)
         if not candidates:
             return None
         facts = self._facts(candidates, prompt, now)
@@ -162,44 +187,65 @@ class PoolRouter:
         decision = self._policy(request, facts, self.config.weights, self._random)
         return Choice(candidates[decision.winner], decision)
 
+    def _candidates(self, now: float, exclude: AbstractSet[str], adapter: str, only: str | None) -> list[Worker]:
+        """Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does
+        either: the answer of a doubtful worker is better than none. One that starts slowly takes part in some draws."""
+        workers = self.workers.all
+        if only is not None and only not in exclude and (owner := self.workers.get(only)) is not None:
+            return [owner]
+        if adapter:
+            # A worker without facts may serve it all the same.
+            serving = [worker for worker in workers if worker.facts is None or adapter in worker.facts.adapters]
+            workers = serving or workers
+        best = [worker for worker in workers if worker.healthy and worker.ejected_until <= now]
+        if not best:
+            best = [worker for worker in workers if worker.healthy] or workers
+        candidates = [worker for worker in best if worker.target.uid not in exclude] if exclude else best
+        warm = [worker for worker in candidates if worker.warm_at <= now]
+        if not warm or len(warm) == len(candidates):
+            return candidates
+        return [worker for worker in candidates if worker.warm_at <= now or self._random.random() < worker.share(now)]
+
     def next_request(self) -> None:
         """Number the next request; all attempts of one request share a number."""
         self._sequence += 1
+        self.retry_budget.request(self.clock())
 
     def _facts(self, candidates: Sequence[Worker], prompt: Prompt | None, now: float) -> list[CandidateFacts]:
         self.predictions.expire(now)
-        keys = prompt.keys if prompt else []
+        space = self._space
+        keys = NO_KEYS if prompt is None or space is None else prompt.keys
         confirmed = self.index.mirror.match(keys) if keys else {}
         predicted = self.predictions.match(keys) if keys else {}
-        late = self.index.late
+        pool, late = self.config.name, self.index.late
+        report_of, booked_on = self._reports.get, self.reservations.of
         facts = []
         for worker in candidates:
             uid, index_id = worker.target.uid, worker.index_id
-            trusted = index_id is not None and index_id not in late
-            match = confirmed.get(index_id, NO_MATCH) if trusted and index_id is not None else NO_MATCH
-            report = self._reports.get(self.config.name, index_id, now) if trusted and index_id is not None else None
-            booked = self.reservations.of(uid)
-            matched, host = self._matched_tokens(worker, prompt, match, predicted.get(uid, 0))
-            facts.append(
-                CandidateFacts(
-                    worker=worker.name,
-                    matched_tokens=matched,
-                    host_tokens=host,
-                    reserved_tokens=booked.pending_tokens,
-                    reported_waiting_tokens=report.waiting_tokens if report else None,
-                    in_flight=booked.requests,
-                )
-            )
+            waiting: int | None = None
+            match = NO_MATCH
+            if index_id is not None and index_id not in late:
+                match = confirmed.get(index_id, NO_MATCH)
+                report = report_of(pool, index_id, now)
+                if report is not None:
+                    waiting = report.waiting_tokens
+            matched = host = 0
+            if keys and prompt is not None and space is not None:
+                matched, host = self._matched_tokens(worker, prompt, space, match, predicted.get(uid, 0))
+            booked = booked_on(uid)
+            # By position: names cost a third more, a worker.
+            facts.append(CandidateFacts(worker.name, matched, host, booked.pending_tokens, waiting, booked.requests))
         return facts
 
-    def _matched_tokens(self, worker: Worker, prompt: Prompt | None, match: Match, predicted: int) -> tuple[int, int]:
+    @staticmethod
+    def _matched_tokens(
+        worker: Worker, prompt: Prompt, space: KeySpace, match: Match, predicted: int
+    ) -> tuple[int, int]:
         """Cached tokens to expect, and how many of them are on the host.
 
         An engine computes at least the prompt's last token, so a hit ends at the last engine block before it.
         """
-        if prompt is None or not prompt.keys or self._space is None:
-            return 0, 0
-        size = self._space.index_block_tokens
+        size = space.index_block_tokens
         engine_block = worker.facts.engine_block_tokens if worker.facts else 1
         cap = max(0, prompt.tokens - 1) // engine_block * engine_block
         matched = min(max(match.blocks, predicted) * size, cap)
@@ -234,38 +280,77 @@ class PoolRouter:
 class RoutedRequest:
     """One request on its way through a pool: hands out assignments, one an attempt. Implements `Assigner`."""
 
-    def __init__(self, router: PoolRouter, prompt: Prompt | None) -> None:
+    __slots__ = ("_adapter", "_attempts", "_headers", "_only", "_prompt", "_router", "decided_at", "last")
+
+    def __init__(
+        self,
+        router: PoolRouter,
+        prompt: Prompt | None,
+        *,
+        adapter: str = "",
+        only: str | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        """`adapter` and `only` as in `PoolRouter.choose`; `headers` are added to the reply."""
         self.last: Choice | None = None
         """The latest pick; its terms say what was expected of the worker."""
         self.decided_at: float | None = None
         """When the first pick was made, by the router's clock."""
         self._router = router
         self._prompt = prompt
+        self._adapter = adapter
+        self._only = only
+        self._headers = headers
         self._attempts = 0
         router.next_request()
 
     def assign(self, exclude: AbstractSet[str]) -> PoolAssignment | None:
-        choice = self._router.choose(self._prompt, exclude)
+        router = self._router
+        choice = router.choose(self._prompt, exclude, adapter=self._adapter, only=self._only)
         if choice is None:
             return None
+        if self._attempts:
+            if not router.retry_budget.take(router.clock()):
+                router.metrics.refused_retries.labels(router.config.name).inc()
+                return None
+            router.metrics.retries.labels(router.config.name).inc()
         self.last = choice
         if self.decided_at is None:
-            self.decided_at = self._router.clock()
-        if self._attempts:
-            self._router.metrics.retries.labels(self._router.config.name).inc()
+            self.decided_at = router.clock()
         self._attempts += 1
-        return PoolAssignment(self._router, choice, self._prompt)
+        return PoolAssignment(router, choice, self._prompt, self._headers)
 
 
 class PoolAssignment:
     """One attempt's booking. Implements `Assignment`; `worker_id` is the target's uid."""
 
-    def __init__(self, router: PoolRouter, choice: Choice, prompt: Prompt | None) -> None:
-        self.worker_id = choice.worker.target.uid
-        self.host = choice.worker.target.host
-        self.port = choice.worker.target.port
+    __slots__ = (
+        "_answered",
+        "_booking",
+        "_headers",
+        "_prediction",
+        "_router",
+        "_worker",
+        "host",
+        "matched_tokens",
+        "port",
+        "worker_id",
+    )
+
+    def __init__(
+        self,
+        router: PoolRouter,
+        choice: Choice,
+        prompt: Prompt | None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        target = choice.worker.target
+        self.worker_id = target.uid
+        self.host = target.host
+        self.port = target.port
         self.matched_tokens = choice.terms.matched_tokens
         self._router = router
+        self._headers = headers
         self._worker = choice.worker
         self._booking, self._prediction = router.book(choice, prompt)
         self._answered = False
@@ -273,8 +358,9 @@ class PoolAssignment:
     @property
     def reply_headers(self) -> tuple[tuple[bytes, bytes], ...]:
         return (
-            (b"x-warmroute-worker", self._worker.name.encode("latin-1", "replace")),
+            self._worker.header,
             (b"x-warmroute-matched-tokens", b"%d" % self.matched_tokens),
+            *self._headers,
         )
 
     def first_byte(self) -> None:
@@ -287,7 +373,7 @@ class PoolAssignment:
         self._booking.close()
         if self._prediction is not None and not (self._answered and outcome is Outcome.COMPLETED):
             self._router.predictions.withdraw(self._prediction)
-        self._worker.ended(outcome, self._router.clock())
-        if self._router.workers.get(self.worker_id) is self._worker:  # else it is gone, and its series with it
-            pool = self._router.config.name
-            self._router.metrics.worker_requests.labels(pool, self._worker.name, outcome.value).inc()
+        router, worker = self._router, self._worker
+        router.workers.ended(worker, outcome, router.clock())
+        if router.workers.get(self.worker_id) is worker:  # else it is gone, and its series with it
+            router.metrics.worker_requests.labels(router.config.name, worker.name, outcome).inc()

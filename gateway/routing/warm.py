@@ -30,25 +30,28 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
         candidate.reported_waiting_tokens for candidate in candidates if candidate.reported_waiting_tokens is not None
     ]
     unknown = median(reports) if reports else 0
+    tokens, price, per_token, per_stream = request.prompt_tokens, weights.host_price, 1 + weights.g, weights.w
     terms = []
     for candidate in candidates:
-        reported = candidate.reported_waiting_tokens
-        pending = max(candidate.reserved_tokens, unknown if reported is None else reported)
-        cached = candidate.matched_tokens - weights.host_price * candidate.host_tokens
-        uncached = max(0.0, request.prompt_tokens - cached)
-        cost = pending + (1 + weights.g + weights.w * candidate.in_flight) * uncached
-        terms.append(Terms(candidate.worker, candidate.matched_tokens, pending, uncached, candidate.in_flight, cost))
-    if request.prompt_tokens == 0:
+        reported, matched, in_flight = candidate.reported_waiting_tokens, candidate.matched_tokens, candidate.in_flight
+        pending: float = unknown if reported is None else reported
+        if pending < candidate.reserved_tokens:
+            pending = candidate.reserved_tokens
+        uncached = tokens - (matched - price * candidate.host_tokens)
+        if uncached < 0:
+            uncached = 0.0
+        cost = pending + (per_token + per_stream * in_flight) * uncached
+        terms.append(Terms(candidate.worker, matched, pending, uncached, in_flight, cost))
+    if tokens == 0:
         # The prompt is unknown: uncached work says nothing, and requests in flight are what is left to go by.
-        terms = [
-            Terms(term.worker, term.matched_tokens, term.pending_tokens, 0, term.in_flight, cost)
-            for term, cost in zip(terms, _load_costs(terms), strict=True)
-        ]
+        _cost_by_load(terms)
     return least(terms, random)
 
 
-def _load_costs(terms: Sequence[Terms]) -> list[float]:
-    """Pending tokens plus, for each request in flight, the mean prefill it may still bring."""
-    in_flight = sum(term.in_flight for term in terms)
-    mean = max(1.0, sum(term.pending_tokens for term in terms) / in_flight if in_flight else 1.0)
-    return [term.pending_tokens + mean * term.in_flight for term in terms]
+def _cost_by_load(terms: Sequence[Terms]) -> None:
+    """Set the costs: pending tokens plus, for each request in flight, the mean prefill it may still bring."""
+    in_flight = sum([term.in_flight for term in terms])
+    mean = max(1.0, sum([term.pending_tokens for term in terms]) / in_flight) if in_flight else 1.0
+    for term in terms:
+        term.uncached_tokens = 0
+        term.cost = term.pending_tokens + mean * term.in_flight

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
 from gateway.discovery.targets import Target
@@ -17,10 +17,20 @@ from indexer.layout import WorkerFacts
 
 EJECT_SECONDS: Final = (1.0, 30.0)
 SERVER_ERRORS_TO_EJECT: Final = 3
+RECENT: Final = 20
+"""Replies that a worker's share of errors is taken over; half of them errors eject it too, so that a worker that fails
+fast and often, if not always, does not draw the pool's requests."""
+_RECENT_BITS: Final = (1 << RECENT) - 1
+EJECTED_SHARE: Final = 0.5
+"""Most of a pool's healthy workers that may be ejected: when more fail, the fault is rather elsewhere."""
+SLOW_START_SECONDS: Final = 10.0
+SLOW_START_SHARE: Final = 0.1
+"""A worker that is new or back begins with this share of what it would get: its cache, its compiled kernels and its
+connections are cold."""
 FAILED_CHECKS_TO_FAIL: Final = 2
 
 
-class State(Enum):
+class State(StrEnum):
     """Whether a worker gets requests."""
 
     READY = "ready"
@@ -37,53 +47,87 @@ class Worker:
     target: Target
     healthy: bool = False
     failed_checks: int = 0
+    warm_at: float = 0.0
+    """When its slow start is over."""
     server_errors: int = 0
+    """In a row."""
+    recent_errors: int = 0
+    """The last RECENT replies, newest in the lowest bit; a set bit is an error."""
+    replies: int = 0
+    """How many of those bits mean something."""
     ejections: int = 0
     ejected_until: float = 0.0
     index_id: str | None = None
     facts: WorkerFacts | None = None
+    name: str = field(init=False)
+    """For people: headers, logs, metrics. Discovery's word, which a restart of the worker does not change."""
+    header: tuple[bytes, bytes] = field(init=False)
+    """The reply header that tells the name."""
 
-    @property
-    def name(self) -> str:
-        """For people: headers, logs, metrics. Discovery's word, which a restart of the worker does not change."""
-        return self.target.name or self.target.worker_id or self.target.address
+    def __post_init__(self) -> None:
+        self.found(self.target)
+
+    def found(self, target: Target) -> None:
+        """Take what discovery says of it now."""
+        self.target = target
+        self.name = target.name or target.worker_id or target.address
+        self.header = (b"x-warmroute-worker", self.name.encode("latin-1", "replace"))
 
     def state(self, now: float) -> State:
         if not self.healthy:
             return State.UNHEALTHY
         return State.EJECTED if now < self.ejected_until else State.READY
 
+    def share(self, now: float) -> float:
+        """How much of what it would get it gets now: below 1 before `warm_at`."""
+        return min(1.0, max(SLOW_START_SHARE, 1 - (self.warm_at - now) / SLOW_START_SECONDS))
+
     def __repr__(self) -> str:
         return f"Worker({self.name})"
 
-    def checked(self, *, healthy: bool, refused: bool = False) -> None:
+    def checked(self, now: float, *, healthy: bool, refused: bool = False) -> None:
         """Note a health check. A refused connection is certain; other failures count from the second on."""
         if healthy:
+            if not self.healthy:
+                self.warm_at = max(self.warm_at, now + SLOW_START_SECONDS)
             self.healthy, self.failed_checks = True, 0
             return
         self.failed_checks += 1
         if refused or self.failed_checks >= FAILED_CHECKS_TO_FAIL:
             self.healthy = False
 
-    def ended(self, outcome: Outcome, now: float) -> None:
-        """Note how a request ended. Replies below 500 and clients that leave never count against the worker."""
+    def failing(self, outcome: Outcome) -> bool:
+        """Note how a request ended; whether the worker is to be ejected for it. Replies below 500 and clients that
+        leave never count against it."""
         match outcome:
             case Outcome.COMPLETED | Outcome.REFUSED:
-                self.server_errors = self.ejections = 0
+                self._remember(error=False)
+                self.server_errors = 0
+                if self.replies == RECENT and not self.recent_errors:
+                    self.ejections = 0
             case Outcome.UNREACHABLE | Outcome.BROKEN:
-                self._eject(now)
+                return True
             case Outcome.SERVER_ERROR:
+                self._remember(error=True)
                 self.server_errors += 1
-                if self.server_errors >= SERVER_ERRORS_TO_EJECT:
-                    self._eject(now)
+                often = self.replies == RECENT and self.recent_errors.bit_count() * 2 >= RECENT
+                return often or self.server_errors >= SERVER_ERRORS_TO_EJECT
+        return False
 
-    def _eject(self, now: float) -> None:
+    def eject(self, now: float) -> None:
+        """Take it out for a while, each time for longer until RECENT replies in a row were good."""
         if now < self.ejected_until:
             return
         first, longest = EJECT_SECONDS
         self.ejected_until = now + min(longest, first * 2**self.ejections)
+        self.warm_at = self.ejected_until + SLOW_START_SECONDS
         self.ejections = min(self.ejections + 1, 16)
-        self.server_errors = 0
+        self.server_errors = self.recent_errors = self.replies = 0
+
+    def _remember(self, *, error: bool) -> None:
+        self.recent_errors = (self.recent_errors << 1 | error) & _RECENT_BITS
+        if self.replies < RECENT:
+            self.replies += 1
 
 
 class WorkerTable:
@@ -112,10 +156,20 @@ class WorkerTable:
             worker = former.pop(target.uid, None)
             if worker is None or worker.target.address != target.address:
                 worker = Worker(target)
-            worker.target = target
+            worker.found(target)
             self._workers[target.uid] = worker
         self._join()
         return list(former.values())
+
+    def ended(self, worker: Worker, outcome: Outcome, now: float) -> None:
+        """Note how a request to this worker ended, and eject it where that calls for it and enough others are left."""
+        if not worker.failing(outcome) or self._workers.get(worker.target.uid) is not worker:
+            return
+        states = [other.state(now) for other in self._workers.values() if other is not worker]
+        ejected = sum(state is State.EJECTED for state in states)
+        healthy = sum(state is not State.UNHEALTHY for state in states)
+        if ejected + 1 <= EJECTED_SHARE * (healthy + 1):
+            worker.eject(now)
 
     def set_index(self, workers: Mapping[str, WorkerFacts], slots: Mapping[str, int]) -> None:
         """Take the workers of the index and their slots: a target is joined by worker_id, else by address."""

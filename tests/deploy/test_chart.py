@@ -56,6 +56,10 @@ VALUE_SETS: dict[str, Document] = {
         "pool": {"modelFiles": {"volume": CLAIM}, "builtin": {"config": {"threads": 4, "kv_cache_tokens": 65_536}}},
         "redis": {"networkPolicy": False},
     },
+    "files": {
+        "gateway": {"tls": {"existingSecret": "public"}, "config": {"processes": 2}},
+        "pool": {"engine": "vllm", "vllm": {"model": "Qwen/Qwen3-8B"}, "engineKey": {"existingSecret": "engines"}},
+    },
     "single": {"gateway": {"replicas": 1}, "indexer": {"replicas": 1}, "pool": {"replicas": 1, "drainSeconds": 0}},
 }
 every_value_set = pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())

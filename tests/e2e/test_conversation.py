@@ -162,7 +162,8 @@ def test_streams_carry_usage_and_end_with_done(stack: Stack) -> None:
         ("GET", "/v1/chat/completions", None, 405, None),
         ("POST", "/v1/models", "", 405, None),
         ("GET", "/v1/models/gpt-9", None, 404, "model"),
-        ("POST", "/v1/embeddings", "{}", 404, None),
+        ("POST", "/v1/embeddings", "{}", 400, "model"),
+        ("POST", "/v1/nothing", "{}", 404, None),
     ],
 )
 def test_bad_requests_get_openai_errors(

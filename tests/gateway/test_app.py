@@ -3,66 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 import pytest
 
-from gateway.app import App, Pool
-from gateway.discovery.targets import Target
-from gateway.entrypoint.server import Server
-from gateway.entrypoint.upstream import UpstreamPool
 from gateway.prompts.keyer import PromptKeyer
-from tests.gateway.entrypoint.support import SSE_HEAD, Message, chunk, client, config, plain, replying, run, worker
-from tests.gateway.routing.test_router import Pool as RouterPool
+from tests.gateway.entrypoint.support import SSE_HEAD, chunk, client, plain, replying, run, worker
+from tests.gateway.support import gate
 from worker.model_cache import ensure_model
 
 USAGE = b'{"usage":{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":64}}}'
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "word " * 200}]}
-
-
-@dataclass
-class Gate:
-    server: Server
-    pool: RouterPool
-
-    async def ask(self, method: str, path: str, body: bytes | dict | None = None) -> Message:
-        data = body if isinstance(body, bytes) else orjson.dumps(body) if body is not None else b""
-        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
-        async with client(self.server.port) as connected:
-            return await connected.ask(head + data, bodiless=method == "HEAD")
-
-    def count(self, name: str, **labels: str) -> float:
-        return self.pool.metric(f"warmroute_gateway_{name}", **labels) or 0.0
-
-    def idle(self) -> bool:
-        return self.pool.router.reservations.workers == frozenset()
-
-
-@asynccontextmanager
-async def gate(*ports: int, keyer: PromptKeyer | None = None) -> AsyncIterator[Gate]:
-    pool = RouterPool(tuple(f"w{number}" for number in range(len(ports))))
-    pool.targets([Target(f"w{number}", "127.0.0.1", port, f"w{number}") for number, port in enumerate(ports)])
-    if keyer is not None:
-        pool.use(keyer.tokenizer.digest)
-    settings = config()
-    upstreams = UpstreamPool(settings)
-    app = App(
-        settings,
-        {"m": Pool(pool.router, keyer), "org/other@x y": Pool(pool.router, None)},
-        upstreams,
-        pool.router.metrics,
-    )
-    server = Server(app, settings, on_refusal=app.count)
-    await server.start()
-    try:
-        yield Gate(server, pool)
-    finally:
-        await server.drain(0)
-        await upstreams.close()
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +32,14 @@ def keyer() -> PromptKeyer:
         ("GET", "/v1/models/m", 200),
         ("GET", "/v1/models/org/other@x%20y", 200),
         ("GET", "/v1/models/none", 404),
-        ("DELETE", "/v1/models/m", 404),
+        ("DELETE", "/v1/models/m", 405),
         ("GET", "/v1/chat/completions", 405),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/nothing", 404),
+        ("POST", "/v1/audio/../../reset_prefix_cache", 404),
+        ("POST", "/reset_prefix_cache", 404),
+        ("GET", "/v1/embeddings", 405),
+        ("POST", "/v1/responses/resp_1", 405),
+        ("GET", "/v1/responses/resp_1/cancel", 405),
         ("GET", "/", 404),
     ],
 )

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ REQUEST = b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 29\
 
 
 @asynccontextmanager
-async def gateway(tmp_path: Path, worker_port: int, **fields):
+async def gateway(tmp_path: Path, worker_port: int, tenants: dict | None = None, **fields):
     """The process, its public port and its admin port, once it is ready. Redis and indexer are not there."""
     port, admin, nothing = free_ports(3)
     section = {
@@ -32,7 +33,8 @@ async def gateway(tmp_path: Path, worker_port: int, **fields):
         **fields,
     }
     path = tmp_path / "gateway.yaml"
-    path.write_text(yaml.safe_dump({"redis": {"url": f"redis://127.0.0.1:{nothing}"}, "gateway": section}))
+    sections = {"redis": {"url": f"redis://127.0.0.1:{nothing}"}, "gateway": section, "tenants": tenants or {}}
+    path.write_text(yaml.safe_dump(sections))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "warmroute", "gateway", "--config", str(path)),
         stderr=asyncio.subprocess.PIPE,
@@ -134,5 +136,35 @@ def test_a_gateway_without_pools_says_so(tmp_path: Path, section: dict) -> None:
         assert process.returncode == 2
         assert b"gateway.pools: at least one pool is needed" in errors
         assert b"Traceback" not in errors
+
+    run(scenario())
+
+
+def test_keys_and_limits_hold_without_redis(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    digest = sha256(b"secret").hexdigest()
+    keys.write_text(
+        yaml.safe_dump({"tenants": [{"name": "a", "keys": [digest], "limits": {"requests_per_minute": 2}}]})
+    )
+    tenants = {"keys_file": str(keys), "salt_secret": "s" * 32}
+
+    async def scenario() -> None:
+        async def answer(link: Link) -> None:
+            await link.send(plain(b"{}"))
+
+        async with (
+            worker(lambda link: healthy_then(link, answer)) as engine,
+            gateway(tmp_path, engine.port, tenants) as (_, port, _),
+        ):
+            key = b"\r\nAuthorization: Bearer secret"
+            asked = [REQUEST, *[REQUEST.replace(b"\r\nHost: x", b"\r\nHost: x" + key)] * 3]
+            statuses = []
+            for request in asked:
+                async with client(port) as connected:
+                    statuses.append((await connected.ask(request)).status)
+            assert statuses == [401, 200, 200, 429]
+            bodies = [message.body for message in engine.requests if message.body]
+            assert len(bodies) == 2
+            assert all(body.startswith(b'{"cache_salt":"') for body in bodies)
 
     run(scenario())

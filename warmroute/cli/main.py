@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import logging
+import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvloop
 
 import warmroute
-from warmroute.cli.children import end_with_parent
+from warmroute.cli.children import PARENT_VARIABLE, end_with_parent, is_taken
 from warmroute.cli.settings import ConfigError, add_flags, load, unknown_variables
 from warmroute.config import Config, GatewayConfig, WorkerConfig
-from warmroute.lifecycle import StartupError
+from warmroute.lifecycle import StartupError, cannot_listen
 
 # 0: done; 1: it failed while running; 2: it was called or configured wrongly, or cannot start.
 FAILED, MISUSED = 1, 2
@@ -41,9 +45,38 @@ class Command:
 
 
 def _gateway(config: Config, _: argparse.Namespace) -> int:
+    config = config.model_copy(update={"gateway": _with_builtin_model(config.gateway)})
+    gateway = config.gateway
+    if gateway.processes == 1:
+        from gateway.server import serve
+
+        return _run_part(serve(gateway, config.redis, config.grpc, config.tenants))
+    from gateway.processes import supervise
+
+    try:  # processes that share a port would share it with a stranger's too
+        taken = OSError(errno.EADDRINUSE, "Address already in use") if is_taken(gateway.host, gateway.port) else None
+    except OSError as error:
+        taken = error
+    if taken is not None:
+        raise cannot_listen("gateway.port", gateway.host, gateway.port, taken)
+    return _run_part(supervise(gateway, partial(_gateway_process, config)))
+
+
+def _gateway_process(config: Config, number: int, admin_socket: Path) -> None:
+    """One process of several; see gateway.processes."""
     from gateway.server import serve
 
-    return _run_part(serve(_with_builtin_model(config.gateway), config.redis, config.grpc))
+    os.setsid()  # Ctrl-C in the terminal reaches the parent alone, which ends its processes in order
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        os.environ[PARENT_VARIABLE] = str(parent.pid)
+    _log(config, f"gateway {number}: ")
+    try:
+        part = serve(config.gateway, config.redis, config.grpc, config.tenants, admin_socket=admin_socket)
+        sys.exit(_run_part(part))
+    except StartupError as error:
+        print(f"warmroute gateway: {error}", file=sys.stderr)
+        sys.exit(MISUSED)
 
 
 def _with_builtin_model(config: GatewayConfig) -> GatewayConfig:
@@ -163,7 +196,7 @@ COMMANDS = (
         "gateway",
         "route requests to workers",
         "warmroute gateway --config warmroute.yaml (docs/by-hand.md has such a file)",
-        ("redis", "grpc", "log"),
+        ("redis", "grpc", "tenants", "log"),
         _gateway,
     ),
     Command(
@@ -201,11 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Command = arguments.command
     try:
         config = load(arguments, os.environ, command.name, *command.shared)
-        logging.basicConfig(
-            level=config.log.level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-            stream=sys.stderr,
-        )
+        _log(config)
         for name in unknown_variables(os.environ, command.name, *command.shared):
             logging.getLogger("warmroute").warning("the environment variable %s is no setting; it is ignored", name)
         return command.run(config, arguments)
@@ -214,6 +243,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return MISUSED
     except KeyboardInterrupt:
         return 130
+
+
+def _log(config: Config, prefix: str = "") -> None:
+    logging.basicConfig(
+        level=config.log.level.upper(),
+        format=f"%(asctime)s %(levelname)s {prefix}%(name)s: %(message)s",
+        stream=sys.stderr,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

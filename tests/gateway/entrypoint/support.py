@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from collections.abc import Set as AbstractSet
@@ -19,6 +20,7 @@ from gateway.entrypoint.relay import RelayResult, relay
 from gateway.entrypoint.reply import Reply
 from gateway.entrypoint.server import Handler, Server
 from gateway.entrypoint.upstream import UpstreamPool
+from gateway.entrypoint.upstream_security import UpstreamSecurity
 from gateway.routing.assignment import Outcome
 from tests.support import eventually
 from warmroute.config import GatewayConfig
@@ -28,10 +30,10 @@ WITHIN = 10.0
 TEST_SECONDS = 60.0
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run(main: Coroutine[Any, Any, None], within: float = TEST_SECONDS) -> None:
     """Run a test on uvloop, within a deadline."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.wait_for(main, TEST_SECONDS))
+        runner.run(asyncio.wait_for(main, within))
 
 
 @dataclass
@@ -132,8 +134,8 @@ class Worker:
 
 
 @asynccontextmanager
-async def worker(script: Script) -> AsyncIterator[Worker]:
-    """A worker on a free port. The script runs once a connection, which closes when it returns."""
+async def worker(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[Worker]:
+    """A worker on a free port, over TLS with `tls`. The script runs once a connection, which closes when it returns."""
     this = Worker()
     tasks: set[asyncio.Task[None]] = set()
     errors: list[Exception] = []
@@ -156,7 +158,7 @@ async def worker(script: Script) -> AsyncIterator[Worker]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=1024)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=1024, ssl=tls)
     this.port = server.sockets[0].getsockname()[1]
     try:
         yield this
@@ -331,11 +333,11 @@ async def serving(handler: Handler, **fields: Any) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def gateway(*ports: int, **fields: Any) -> AsyncIterator[Gateway]:
+async def gateway(*ports: int, security: UpstreamSecurity | None = None, **fields: Any) -> AsyncIterator[Gateway]:
     """A gateway over the workers at these ports, `/health` answered locally. At the end it checks that every booking
     was closed exactly once and that no connection is left."""
     settings = config(**fields)
-    upstreams = UpstreamPool(settings, tick_seconds=TICK_SECONDS)
+    upstreams = UpstreamPool(settings, security, tick_seconds=TICK_SECONDS)
     assigner = CountingAssigner(*ports)
 
     async def handle(request: Request, reply: Reply) -> None:

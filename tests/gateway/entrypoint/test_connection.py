@@ -335,3 +335,31 @@ def test_drain_waits_for_a_client_that_reads_slowly_and_ends_when_it_leaves() ->
             await asyncio.wait_for(ended.wait(), 5)
 
     run(main())
+
+
+def test_the_task_of_a_connection_ends_with_it() -> None:
+    async def main() -> None:
+        async with serving(echo) as server:
+            before = len(asyncio.all_tasks())
+            async with client(server.port) as user:
+                for _ in range(3):
+                    assert (await user.ask(request())).status == 200
+                assert len(asyncio.all_tasks()) == before + 1
+            await eventually(lambda: server.connections == 0 and len(asyncio.all_tasks()) == before)
+
+    run(main())
+
+
+def test_a_handler_that_is_cancelled_ends_its_connection() -> None:
+    async def main() -> None:
+        async def handler(request: Request, reply: Reply) -> None:
+            raise asyncio.CancelledError
+
+        async with serving(handler) as server, client(server.port) as user:
+            user.send(request() + request())
+            answer = await user.answer()
+            assert (answer.status, answer.header(b"connection")) == (500, b"close")
+            assert await user.at_end()
+            await eventually(lambda: server.connections == 0)
+
+    run(main())

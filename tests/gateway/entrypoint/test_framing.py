@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.entrypoint.framing import CHUNKED, RequestError, body_length
+from gateway.entrypoint.framing import CHUNKED, RequestError, body_length, usual_length
 from gateway.entrypoint.http import Header
 
 HOST = (b"host", b"h")
@@ -46,3 +46,22 @@ def test_what_could_be_read_in_two_ways_is_refused(version: str, headers: list[H
     with pytest.raises(RequestError) as caught:
         body_length(version, headers)
     assert caught.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "length"),
+    [
+        ("1.1", [HOST], 0),
+        ("1.1", [HOST, (b"content-length", b"12")], 12),
+        ("1.0", [HOST], None),
+        ("1.1", [], None),
+        ("1.1", [HOST, (b"content-length", b"+1")], None),
+        ("1.1", [HOST, (b"content-length", b"")], None),
+        ("1.1", [HOST, (b"transfer-encoding", b"chunked")], None),
+        ("1.1", [HOST, (b"content-length", b"1"), (b"transfer-encoding", b"chunked")], None),
+    ],
+)
+def test_only_the_usual_framing_is_decided_without_the_strict_checks(
+    version: str, headers: list[Header], length: int | None
+) -> None:
+    assert usual_length(version, dict(headers)) == length

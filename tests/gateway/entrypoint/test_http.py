@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.entrypoint.http import end_to_end, header, render_headers
+from gateway.entrypoint.http import end_to_end, first_values, render_headers
 
 
 def test_hop_by_hop_headers_and_those_that_connection_names_are_dropped() -> None:
@@ -18,10 +18,9 @@ def test_hop_by_hop_headers_and_those_that_connection_names_are_dropped() -> Non
     assert end_to_end(headers, {b"x-replaced"}) == [(b"x-kept", b"3"), (b"x-kept", b"4")]
 
 
-def test_header_gives_the_first_value() -> None:
+def test_first_values_has_the_first_value_of_each_header() -> None:
     headers = [(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]
-    assert header(headers, b"a") == b"1"
-    assert header(headers, b"c") is None
+    assert first_values(headers) == {b"a": b"1", b"b": b"2"}
 
 
 def test_render_headers() -> None:

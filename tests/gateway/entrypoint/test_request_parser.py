@@ -148,6 +148,11 @@ REFUSED = {
     "http/0.9": (b"GET /\r\n\r\n", 505),
     "tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
     "connect": (b"CONNECT h:1 HTTP/1.1\r\nHost: h\r\n\r\n", 400),
+    "upgrade of a bad target": (b"GET * HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
+    "upgrade of a bad target with a body": (
+        b"POST foo HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 4\r\n\r\nabcd",
+        400,
+    ),
     "other scheme": (b"GET ftp://h/x HTTP/1.1\r\nHost: h\r\n\r\n", 400),
     "expectation": (b"POST / HTTP/1.1\r\nHost: h\r\nExpect: 200-ok\r\nContent-Length: 1\r\n\r\n", 417),
     "long head": (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * HEADER_LIMIT + b"\r\n\r\n", 431),

@@ -55,7 +55,7 @@ class Pool:
     def targets(self, targets: list[Target]) -> None:
         self.router.set_targets(targets)
         for worker in self.router.workers.all:
-            worker.checked(healthy=True)
+            worker.checked(0, healthy=True)
 
     def hold(self, name: str, keys: list[int], **facts) -> None:
         self.slots += 1
@@ -210,12 +210,12 @@ def test_a_worker_that_goes_and_comes_back_keeps_no_phantom_load() -> None:
 def test_excluded_workers_are_not_asked_again_and_doubtful_ones_only_for_want_of_others() -> None:
     pool = Pool(("a", "b"))
     for worker in pool.router.workers.all:
-        worker.checked(healthy=False, refused=True)
+        worker.checked(0, healthy=False, refused=True)
     assignment = pool.assign(prompt(64))
     other = pool.assign(prompt(64), frozenset({assignment.worker_id}))
     assert {assignment.worker_id, other.worker_id} == {"a", "b"}
     assert RoutedRequest(pool.router, None).assign({"a", "b"}) is None
-    pool.router.workers.get("a").checked(healthy=True)
+    pool.router.workers.get("a").checked(0, healthy=True)
     assert pool.assign(prompt(64)).worker_id == "a"
     assert RoutedRequest(pool.router, None).assign({"a"}) is None
 
@@ -223,8 +223,8 @@ def test_excluded_workers_are_not_asked_again_and_doubtful_ones_only_for_want_of
 def test_a_healthy_worker_in_ejection_is_asked_before_dead_ones() -> None:
     pool = Pool()
     for name in ("b", "c", "d"):
-        pool.router.workers.get(name).checked(healthy=False, refused=True)
-    pool.router.workers.get("a").ended(Outcome.BROKEN, pool.now)
+        pool.router.workers.get(name).checked(0, healthy=False, refused=True)
+    pool.router.workers.get("a").eject(pool.now)
     assert {pool.assign(prompt(64)).worker_id for _ in range(20)} == {"a"}
 
 
@@ -312,7 +312,7 @@ def test_gauges(state: str) -> None:
     pool = Pool(("a", "b"))
     if state == "unhealthy":
         for worker in pool.router.workers.all:
-            worker.checked(healthy=False, refused=True)
+            worker.checked(0, healthy=False, refused=True)
     assignment = pool.assign(prompt(640))
     pool.router.publish_gauges()
     assert pool.metric("warmroute_gateway_workers", pool="p", state=state) == 2
@@ -338,3 +338,83 @@ def test_one_decision_reads_the_clock_once() -> None:
     pool.router.clock = clock
     assert pool.router.choose(prompt(6400)) is not None
     assert calls == 1
+
+
+def test_workers_that_serve_the_adapter_get_its_requests() -> None:
+    pool = Pool()
+    pool.hold("b", [], adapters=("lora-a",))
+    assert pool.router.adapters == {"lora-a"}
+    for _ in range(10):
+        assert RoutedRequest(pool.router, prompt(64), adapter="lora-a").assign(set()).worker_id == "b"
+    workers = {RoutedRequest(pool.router, prompt(64), adapter="lora-new").assign(set()).worker_id for _ in range(40)}
+    assert workers == set(NAMES)  # loaded since the workers said Hello, maybe: the engine judges
+
+
+def test_a_request_that_belongs_to_a_worker_goes_there_first() -> None:
+    pool = Pool()
+    pool.router.workers.get("c").eject(pool.now)
+    routed = RoutedRequest(pool.router, prompt(64), only="c")
+    assert routed.assign(set()).worker_id == "c"
+    assert routed.assign({"c"}).worker_id != "c"
+    assert RoutedRequest(pool.router, None, only="gone").assign(set()) is not None
+
+
+def test_retries_end_when_the_budget_does() -> None:
+    pool = Pool(retry_ratio=0.2, retries_per_second=0)
+    saved = round(pool.router.retry_budget.balance)
+    retried = 0
+    for _ in range(1000):
+        routed = RoutedRequest(pool.router, None)
+        first = routed.assign(set())
+        second = routed.assign({first.worker_id})
+        retried += second is not None
+    assert saved + 199 <= retried <= saved + 201
+    assert pool.metric("warmroute_gateway_refused_retries_total", pool="p") == 1000 - retried
+    assert pool.metric("warmroute_gateway_retries_total", pool="p") == retried
+
+
+def test_a_worker_that_fails_fast_draws_no_extra_traffic() -> None:
+    """One of four workers fails at once, always or half the time; the others take a while for each reply."""
+    for pattern in ([True], [True, False]):
+        pool = Pool()
+        busy: list[PoolAssignment] = []
+        asked = dict.fromkeys(NAMES, 0)
+        for number in range(2000):
+            pool.now += 0.01
+            assignment = pool.assign(prompt(64, start=number * 64))
+            asked[assignment.worker_id] += 1
+            assignment.first_byte()
+            if assignment.worker_id == "a":
+                failed = pattern[asked["a"] % len(pattern)]
+                assignment.close(Outcome.SERVER_ERROR if failed else Outcome.COMPLETED)
+            else:
+                busy.append(assignment)
+            if len(busy) > 24:
+                busy.pop(0).close(Outcome.COMPLETED)
+        assert asked["a"] < 2000 / 4 / 4
+
+
+def test_a_returning_worker_starts_slowly() -> None:
+    pool = Pool(policy="round_robin")
+    pool.now += 100
+    worker = pool.router.workers.get("a")
+    worker.eject(pool.now)
+    assert all(pool.assign(None).worker_id != "a" for _ in range(50))
+
+    def share() -> float:
+        return sum(pool.assign(None).worker_id == "a" for _ in range(2000)) / 2000
+
+    pool.now = worker.ejected_until
+    first = share()
+    pool.now += 5
+    half = share()
+    pool.now += 5
+    full = share()
+    assert first < 0.06 < half < full
+    assert full == pytest.approx(0.25, abs=0.01)
+
+
+def test_workers_that_are_all_new_start_at_once() -> None:
+    pool = Pool(policy="round_robin")
+    pool.now = 1.0
+    assert {pool.assign(None).worker_id for _ in range(4)} == set(NAMES)

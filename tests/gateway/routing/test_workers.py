@@ -8,7 +8,7 @@ import pytest
 
 from gateway.discovery.targets import Target
 from gateway.routing.assignment import Outcome
-from gateway.routing.workers import EJECT_SECONDS, State, Worker, WorkerTable
+from gateway.routing.workers import EJECT_SECONDS, RECENT, SLOW_START_SECONDS, State, Worker, WorkerTable
 from indexer.layout import WorkerFacts
 
 FACTS = WorkerFacts("10.0.0.1:8100", "m", "builtin", "0", 16, 64, "f", publishes_events=True)
@@ -17,25 +17,36 @@ TARGET = Target("uid-1", "10.0.0.1", 8100, worker_id="uid-1", name="pod-1")
 
 def healthy(target: Target = TARGET) -> Worker:
     worker = Worker(target)
-    worker.checked(healthy=True)
+    worker.checked(0, healthy=True)
     return worker
+
+
+def end(worker: Worker, outcome: Outcome, now: float) -> None:
+    """The request ends, in a pool that has enough other workers."""
+    table = WorkerTable()
+    table.set_targets([worker.target, *(Target(f"o{number}", "10.1.0.1", number) for number in range(1, 4))])
+    table._workers[worker.target.uid] = worker
+    for other in table.all:
+        if other is not worker:
+            other.checked(0, healthy=True)
+    table.ended(worker, outcome, now)
 
 
 def test_a_worker_is_ready_only_after_its_first_good_check() -> None:
     worker = Worker(TARGET)
     assert worker.state(0) is State.UNHEALTHY
-    worker.checked(healthy=True)
+    worker.checked(0, healthy=True)
     assert worker.state(0) is State.READY
 
 
 def test_one_slow_check_is_forgiven_and_a_refused_connection_is_not() -> None:
     worker = healthy()
-    worker.checked(healthy=False)
+    worker.checked(0, healthy=False)
     assert worker.state(0) is State.READY
-    worker.checked(healthy=False)
+    worker.checked(0, healthy=False)
     assert worker.state(0) is State.UNHEALTHY
     other = healthy()
-    other.checked(healthy=False, refused=True)
+    other.checked(0, healthy=False, refused=True)
     assert other.state(0) is State.UNHEALTHY
 
 
@@ -43,36 +54,41 @@ def test_one_slow_check_is_forgiven_and_a_refused_connection_is_not() -> None:
 def test_replies_and_leaving_clients_never_eject(outcome: Outcome) -> None:
     worker = healthy()
     for _ in range(10):
-        worker.ended(outcome, 0)
+        end(worker, outcome, 0)
     assert worker.state(0) is State.READY
 
 
-def test_ejection_grows_is_capped_and_forgets_after_a_success() -> None:
+def test_ejection_grows_is_capped_and_forgets_after_good_replies() -> None:
     worker, now, lengths = healthy(), 0.0, []
     for _ in range(8):
-        worker.ended(Outcome.UNREACHABLE, now)
+        end(worker, Outcome.UNREACHABLE, now)
         lengths.append(worker.ejected_until - now)
         now = worker.ejected_until
     assert lengths[:3] == [1, 2, 4]
     assert lengths[-1] == EJECT_SECONDS[1]
-    worker.ended(Outcome.COMPLETED, now)
-    worker.ended(Outcome.UNREACHABLE, now)
+    end(worker, Outcome.COMPLETED, now)
+    end(worker, Outcome.UNREACHABLE, now)
+    assert worker.ejected_until - now == EJECT_SECONDS[1]
+    now = worker.ejected_until
+    for _ in range(RECENT):
+        end(worker, Outcome.COMPLETED, now)
+    end(worker, Outcome.UNREACHABLE, now)
     assert worker.ejected_until - now == 1
 
 
 def test_failures_of_requests_in_flight_count_as_one_ejection() -> None:
     worker = healthy()
     for _ in range(5):
-        worker.ended(Outcome.UNREACHABLE, 0.5)
+        end(worker, Outcome.UNREACHABLE, 0.5)
     assert worker.ejected_until == 1.5
 
 
 def test_server_errors_eject_from_the_third_on() -> None:
     worker = healthy()
-    worker.ended(Outcome.SERVER_ERROR, 0)
-    worker.ended(Outcome.SERVER_ERROR, 0)
+    end(worker, Outcome.SERVER_ERROR, 0)
+    end(worker, Outcome.SERVER_ERROR, 0)
     assert worker.state(0) is State.READY
-    worker.ended(Outcome.SERVER_ERROR, 0)
+    end(worker, Outcome.SERVER_ERROR, 0)
     assert worker.state(0) is State.EJECTED
 
 
@@ -102,7 +118,7 @@ def test_of_two_rows_at_one_address_the_one_with_the_newest_slot_lives() -> None
 def test_targets_that_stay_keep_their_history_unless_the_address_moved() -> None:
     table = WorkerTable()
     table.set_targets([TARGET, Target("b", "10.0.0.2", 8100)])
-    table.get("uid-1").checked(healthy=True)
+    table.get("uid-1").checked(0, healthy=True)
     gone = table.set_targets([replace(TARGET, name="renamed")])
     assert [worker.target.uid for worker in gone] == ["b"]
     assert table.get("uid-1").healthy
@@ -113,3 +129,44 @@ def test_targets_that_stay_keep_their_history_unless_the_address_moved() -> None
 
 def test_ipv6_addresses_are_bracketed() -> None:
     assert Target("x", "fd00::1", 80).address == "[fd00::1]:80"
+
+
+def test_a_worker_that_fails_half_of_its_requests_is_ejected() -> None:
+    worker = healthy()
+    for _ in range(RECENT // 2):
+        assert worker.state(0) is State.READY
+        end(worker, Outcome.COMPLETED, 0)
+        end(worker, Outcome.SERVER_ERROR, 0)
+    assert worker.state(0) is State.EJECTED
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
+def test_at_most_half_of_the_healthy_workers_are_ejected(workers: int, most: int) -> None:
+    table = WorkerTable()
+    table.set_targets([Target(f"w{number}", "10.0.0.1", 8000 + number) for number in range(workers + 2)])
+    for worker in table.all[:workers]:
+        worker.checked(0, healthy=True)
+    for worker in table.all[:workers]:
+        table.ended(worker, Outcome.UNREACHABLE, 1.0)
+    assert sum(worker.state(1.5) is State.EJECTED for worker in table.all) == most
+
+
+def test_a_late_failure_of_a_worker_that_left_ejects_nobody() -> None:
+    table = WorkerTable()
+    table.set_targets([TARGET, Target("b", "10.0.0.2", 8100)])
+    left = table.get("uid-1")
+    table.set_targets([replace(TARGET, host="10.0.0.9"), Target("b", "10.0.0.2", 8100)])
+    for worker in table.all:
+        worker.checked(0, healthy=True)
+    table.ended(left, Outcome.UNREACHABLE, 1.0)
+    assert all(worker.state(1.0) is State.READY for worker in table.all)
+
+
+def test_a_share_grows_from_a_tenth_to_all() -> None:
+    worker = Worker(TARGET)
+    worker.checked(100.0, healthy=True)
+    assert [worker.share(100 + SLOW_START_SECONDS * part) for part in (0, 0.05, 0.5, 1, 9)] == [0.1, 0.1, 0.5, 1, 1]
+    worker.checked(150.0, healthy=True)
+    assert worker.share(150.0) == 1  # it had been healthy all the time
+    worker.eject(200.0)
+    assert worker.share(worker.ejected_until) == 0.1

@@ -25,6 +25,7 @@ redis:
 {{- $pool := dict "name" .Values.pool.name "model" .Values.pool.model "policy" .Values.pool.policy -}}
 {{- $_ := set $pool "kubernetes" $discovery -}}
 {{- with include "warmroute.modelPath" . }}{{ $_ := set $pool "model_path" . }}{{ end -}}
+{{- if .Values.pool.engineKey.existingSecret }}{{ $_ := set $pool "upstream_key_file" "/etc/warmroute-engine/key" }}{{ end -}}
 {{- $section := dict "host" "0.0.0.0" "port" 8000 "admin_host" "0.0.0.0" "admin_port" 8001 -}}
 {{- $_ := set $section "indexers" (list (printf "%s-indexer:50051" (include "warmroute.fullname" .))) -}}
 {{- $_ := set $section "drain_seconds" .Values.gateway.drainSeconds -}}

@@ -119,6 +119,13 @@ env:
       secretKeyRef: {name: {{ .secret }}, key: {{ .key }}}
   {{- end }}
   {{- end }}
+  {{- with .Values.pool.engineKey }}
+  {{- if .existingSecret }}
+  - name: VLLM_API_KEY
+    valueFrom:
+      secretKeyRef: {name: {{ .existingSecret }}, key: {{ .key }}}
+  {{- end }}
+  {{- end }}
   {{- with .Values.pool.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

@@ -1,0 +1,52 @@
+"""The panels of who asks: tenants, their limits and keys, and what the access log lost."""
+
+from __future__ import annotations
+
+from panels import NAMESPACE, rate, series
+
+TENANT_REQUESTS = "warmroute_gateway_tenant_requests_total"
+REFUSED = NAMESPACE + ', outcome!="admitted"'
+
+TENANT_PANELS = [
+    series(
+        "Requests by tenant",
+        "reqps",
+        "Of tenants with limits: the ten with most.",
+        (f"topk(10, {rate(TENANT_REQUESTS, 'tenant', NAMESPACE)})", "{{tenant}}"),
+    ),
+    series(
+        "Requests refused by limits",
+        "reqps",
+        "By tenant and limit: the ten with most.",
+        (
+            f"topk(10, {rate(TENANT_REQUESTS, 'tenant, outcome', REFUSED)})",
+            "{{tenant}} {{outcome}}",
+        ),
+    ),
+    series(
+        "Tokens by tenant",
+        "short",
+        "A second, of tenants with limits, as replies tell their usage: the ten with most.",
+        (f"topk(10, {rate('warmroute_gateway_tenant_tokens_total', 'tenant', NAMESPACE)})", "{{tenant}}"),
+    ),
+    series(
+        "Limits kept over all gateways",
+        "short",
+        "0 while a gateway keeps its share of the limits alone, since Redis is away.",
+        (f"min(warmroute_gateway_limits_shared{{{NAMESPACE}}})", "worst gateway"),
+    ),
+    series(
+        "Calls to Redis for limits",
+        "cps",
+        "Late: requests that did not wait for one.",
+        (rate("warmroute_gateway_limit_calls_total", "outcome", NAMESPACE), "{{outcome}}"),
+    ),
+    series(
+        "Keys and access log",
+        "cps",
+        "Requests refused for their key, keys files read anew or refused, lines that the access log lost.",
+        (rate("warmroute_gateway_key_refusals_total", "reason", NAMESPACE), "{{reason}} key"),
+        (rate("warmroute_gateway_key_reloads_total", "outcome", NAMESPACE), "keys file {{outcome}}"),
+        (rate("warmroute_gateway_access_log_dropped_total", where=NAMESPACE), "log lines lost"),
+    ),
+]

@@ -1,0 +1,35 @@
+{{/* Files of gateways alone, from Secrets that may change while they run: the public port's certificate, the engines' key. */}}
+{{- define "warmroute.gatewayEnv" -}}
+{{- if .Values.gateway.tls.existingSecret }}
+- {name: WARMROUTE_GATEWAY_TLS_CERT_FILE, value: /etc/warmroute-tls/tls.crt}
+- {name: WARMROUTE_GATEWAY_TLS_KEY_FILE, value: /etc/warmroute-tls/tls.key}
+{{- end }}
+{{- end -}}
+
+{{- define "warmroute.gatewayMounts" -}}
+{{- if .Values.gateway.tls.existingSecret }}
+- {name: tls, mountPath: /etc/warmroute-tls, readOnly: true}
+{{- end }}
+{{- if .Values.pool.engineKey.existingSecret }}
+- {name: engine-key, mountPath: /etc/warmroute-engine, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "warmroute.gatewayVolumes" -}}
+{{- with .Values.gateway.tls.existingSecret }}
+- name: tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
+{{- end }}
+{{- with .Values.pool.engineKey }}
+{{- if .existingSecret }}
+- name: engine-key
+  secret:
+    secretName: {{ .existingSecret }}
+    defaultMode: 0440
+    items: [{key: {{ .key }}, path: key}]
+{{- end }}
+{{- end }}
+{{- end -}}

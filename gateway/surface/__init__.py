@@ -1,0 +1,1 @@
+"""What the public port offers: its paths, the edits of bodies, and who answers what."""

@@ -1,0 +1,305 @@
+"""The way of a request to a worker: whose it is, which model, what changes in it, where it goes, what it used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gateway.entrypoint.errors import send_error
+from gateway.entrypoint.http import Request
+from gateway.entrypoint.relay import RelayResult, relay
+from gateway.entrypoint.reply import Reply
+from gateway.entrypoint.upstream import UpstreamPool
+from gateway.prompts.body import BadRequestError, Unkeyed, model_name, parse_object, routed_body
+from gateway.prompts.keyer import CHARACTERS_PER_TOKEN, Prompt
+from gateway.routing.assignment import Outcome
+from gateway.routing.router import RoutedRequest
+from gateway.surface import engines
+from gateway.surface.access import Access
+from gateway.surface.json_members import splice
+from gateway.surface.multipart import FormModel, form_model, is_form
+from gateway.surface.paths import Prompt as PromptKind
+from gateway.surface.paths import Route, StoredPath
+from gateway.surface.pools import ModelTable, Pool, Served
+from gateway.surface.reply_edits import ReplyEdits
+from gateway.surface.request_edits import RequestEdits, lacks_usage
+from gateway.surface.stored_responses import Owner, StoredResponses
+from gateway.tenants.limiter import Admission
+from gateway.tenants.tenant import Refusal, Tenant, model_refusal
+from gateway.usage import read_usage
+from warmroute.config import GatewayConfig
+from warmroute.metrics import GatewayMetrics
+
+INLINE_BYTES: Final = 65_536
+"""A body of this size is edited within 10 ms, whatever is in it; a larger one in a thread."""
+CONTAINERS_LIMIT: Final = 1_000_000
+"""Most lists and objects of a body. Each costs the parser 0.2 us and 64 bytes, so that 32 MiB of them would stop every
+stream for two seconds and take a GB."""
+NO_POOL: Final = ""
+"""Label of requests that no pool served."""
+_NO_PROMPT: Final = Unkeyed("path")
+_NO_TOKENIZER: Final = Unkeyed("no_tokenizer")
+_NO_KEY_SPACE: Final = Unkeyed("no_key_space")
+_UNKNOWN: Final = Prompt(0, [])
+"""Of a request of which not even the length is known; nobody changes it."""
+
+
+@dataclass(slots=True)  # not frozen: see Request
+class Parsed:
+    """What was read of a body. `fields` is None for a form, `model` where none is named."""
+
+    model: str | None
+    fields: Mapping[str, Any] | None
+    form: FormModel | None = None
+
+
+class Forwarder:
+    """Serves the paths that go to workers. Both methods answer in every case and return the pool's name, "" for none.
+
+    Bounded: the stored responses' owners.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        models: ModelTable,
+        upstreams: UpstreamPool,
+        metrics: GatewayMetrics,
+        access: Access,
+    ) -> None:
+        self._config = config
+        self._models = models
+        self._upstreams = upstreams
+        self._metrics = metrics
+        self._access = access
+        self.stored = StoredResponses()
+
+    async def forward(self, request: Request, reply: Reply, route: Route, tenant: Tenant) -> str:
+        """A request of one of the routes."""
+        coding = request.header(b"content-encoding")
+        if coding is not None and coding.lower() != b"identity":
+            send_error(reply, 415, "send the body without Content-Encoding", code="unsupported_content_encoding")
+            return NO_POOL
+        try:
+            parsed = parse(request, route)
+        except BadRequestError as error:
+            send_error(reply, 400, str(error), param=error.param)
+            return NO_POOL
+        served = self._served(reply, parsed, route, tenant)
+        if served is None:
+            return NO_POOL
+        previous = None if parsed.fields is None else parsed.fields.get("previous_response_id")
+        owner = self.stored.owner(previous) if isinstance(previous, str) else None
+        if isinstance(previous, str) and _is_foreign(owner, tenant):
+            _refuse_stored(reply, "previous_response_id")
+            return served.pool.name
+        admission = await self._access.admit(tenant, len(request.body) // CHARACTERS_PER_TOKEN)
+        if isinstance(admission, Refusal):
+            refuse(reply, admission)
+            return served.pool.name
+        try:
+            await self._send(request, reply, route, tenant, parsed, served, owner, admission)
+        finally:
+            admission.release()
+        return served.pool.name
+
+    async def forward_stored(self, request: Request, reply: Reply, path: StoredPath, tenant: Tenant) -> str:
+        """A request about one stored response: to the worker that has it, by load where that is not known."""
+        owner = self.stored.owner(path.response_id)
+        served = self._models.only
+        pool = self._models.pool(owner.pool) if owner is not None else None if served is None else served.pool
+        if pool is None or _is_foreign(owner, tenant):
+            _refuse_stored(reply, "response_id")
+            return NO_POOL if pool is None else pool.name
+        admission = await self._access.admit(tenant, 0)
+        if isinstance(admission, Refusal):
+            refuse(reply, admission)
+            return pool.name
+        with admission:
+            edit = ReplyEdits(model=owner.model) if owner is not None and owner.model else None
+            if edit is not None:
+                ask_identity(request)
+            only = None if owner is None else owner.worker
+            routed = RoutedRequest(pool.router, None, only=only, headers=admission.headers())
+            result = await relay(
+                request, request.body, reply, routed, pool.upstreams or self._upstreams, self._config, edit
+            )
+            admission.settle(0)
+        if request.method == "DELETE" and result.outcome is Outcome.COMPLETED:
+            self.stored.forget(path.response_id)
+        return pool.name
+
+    def _served(self, reply: Reply, parsed: Parsed, route: Route, tenant: Tenant) -> Served | None:
+        """The pool and model of a request; None where it was refused."""
+        if parsed.model is None:
+            served = self._models.only
+            if served is None:
+                message = "'model' is needed here, since this gateway serves several; GET /v1/models lists them"
+                send_error(reply, 400, message, param="model")
+                return None
+            name = served.name
+        else:
+            name = parsed.model
+            served = self._models.find(name)
+        if not tenant.may_use(name):
+            refuse(reply, model_refusal(name))
+            return None
+        if served is None:
+            if tenant.anonymous:
+                known = ", ".join(self._models.names()) or "none"
+                message = f"the model {name[:200]!r} does not exist; models here: {known}"
+                send_error(reply, 404, message, param="model", code="model_not_found")
+            else:
+                refuse(reply, model_refusal(name))
+        return served
+
+    async def _send(
+        self,
+        request: Request,
+        reply: Reply,
+        route: Route,
+        tenant: Tenant,
+        parsed: Parsed,
+        served: Served,
+        owner: Owner | None,
+        admission: Admission,
+    ) -> None:
+        pool, fields, metrics = served.pool, parsed.fields, self._metrics
+        name = pool.name
+        started_at = pool.router.clock()
+        given = None if fields is None else fields.get("cache_salt")
+        salt = self._access.salts.salt(tenant, given if isinstance(given, str) else None) if route.salted else None
+        keyed = await self._key(served, route, parsed, len(request.body), salt)
+        if reply.closed:
+            return
+        edits = RequestEdits(
+            model=served.name if served.alias else None,
+            salt=salt if salt != given else None,
+            ask_usage=route.counts_usage and fields is not None and lacks_usage(fields),
+        )
+        arguments = request.body, parsed, edits, engines.rules(pool.router.engine())
+        if len(request.body) <= INLINE_BYTES:
+            body = _edited(*arguments)
+        else:
+            body = await asyncio.to_thread(_edited, *arguments)
+        edit = None
+        if served.alias or edits.ask_usage or route.stores:
+            public = parsed.model if served.alias else None
+            edit = ReplyEdits(model=public, drop_usage=edits.ask_usage, read_id=route.stores)
+            ask_identity(request)
+        # A prompt without keys still brings work: its length, as far as it is known, is booked.
+        prompt = _length(keyed) if isinstance(keyed, Unkeyed) else keyed
+        routed = RoutedRequest(
+            pool.router,
+            prompt,
+            adapter=served.adapter,
+            only=owner.worker if owner is not None and owner.pool == name else None,
+            headers=admission.headers(),
+        )
+        result = await relay(request, body, reply, routed, pool.upstreams or self._upstreams, self._config, edit)
+        # Only of a reply that made one: an error may repeat what the client sent, another's id too.
+        made = result.outcome is not None and result.status < 300
+        if made and edit is not None and edit.response_id is not None and result.worker_id is not None:
+            public = parsed.model if served.alias and parsed.model is not None else ""
+            self.stored.learn(edit.response_id, Owner(name, result.worker_id, tenant.name, public))
+        if routed.decided_at is not None:
+            metrics.route_seconds.labels(name).observe(routed.decided_at - started_at)
+        if result.first_byte_at is not None:
+            metrics.first_byte_seconds.labels(name).observe(result.first_byte_at - request.arrived_at)
+        if result.outcome is Outcome.COMPLETED and routed.last is not None and keyed is prompt:
+            metrics.keyed_tokens.labels(name).inc(prompt.tokens)
+            metrics.matched_tokens.labels(name).inc(routed.last.terms.matched_tokens)
+        self._account(pool, result, admission)
+
+    async def _key(self, served: Served, route: Route, parsed: Parsed, size: int, salt: str | None) -> Prompt | Unkeyed:
+        """The request's prompt with its keys; Unkeyed, counted by reason, where it is routed by load alone."""
+        pool = served.pool
+        keyed: Prompt | Unkeyed
+        if route.prompt is PromptKind.NONE or parsed.fields is None:
+            keyed = _NO_PROMPT if parsed.fields is None else Unkeyed("path", size // CHARACTERS_PER_TOKEN)
+        elif pool.keyer is None:
+            keyed = _NO_TOKENIZER
+        elif (space := pool.router.key_space()) is None:
+            keyed = _NO_KEY_SPACE
+        else:
+            body = routed_body(parsed.fields, size, chat=route.prompt is PromptKind.CHAT)
+            if salt is not None or served.adapter:
+                body = replace(body, salt=salt or body.salt, adapter=served.adapter)
+            keyed = await pool.keyer.key(body, space)
+        if isinstance(keyed, Unkeyed):
+            self._metrics.load_only.labels(pool.name, keyed.reason).inc()
+        return keyed
+
+    def _account(self, pool: Pool, result: RelayResult, admission: Admission) -> None:
+        """Count what the reply says it used, and settle it with the tenant's limits."""
+        outcome = result.outcome
+        if outcome is not Outcome.COMPLETED:
+            if result.first_byte_at is None or outcome is Outcome.REFUSED or outcome is Outcome.SERVER_ERROR:
+                admission.settle(0)
+            else:
+                admission.settle_estimate(result.reply_tokens)  # leaving before the usage comes is not for free
+            return
+        usage = read_usage(result.tail, identity=result.content_encoding in {None, b"identity"})
+        if usage is None:
+            # Lost by compression, or by what the client had repeated after it: not for free either.
+            admission.settle_estimate(result.reply_tokens)
+            return
+        admission.settle(usage.prompt_tokens + (usage.completion_tokens or 0))
+        if usage.cached_tokens is not None:
+            name = pool.name
+            self._metrics.prompt_tokens.labels(name).inc(usage.prompt_tokens)
+            self._metrics.cached_tokens.labels(name).inc(usage.cached_tokens)
+
+
+def parse(request: Request, route: Route) -> Parsed:
+    """Read what routing needs of the body; raises BadRequestError."""
+    kind = request.header(b"content-type")
+    if route.form and kind is not None and is_form(kind):
+        if sum(name == b"content-type" for name, _ in request.headers) > 1:
+            raise BadRequestError("a form has exactly one Content-Type")
+        form = form_model(kind, request.body)
+        if form is None and not route.model_optional:
+            raise BadRequestError("the form must have the field 'model', the name of a model", param="model")
+        return Parsed(None if form is None else form.name, None, form)
+    body = request.body
+    if len(body) > CONTAINERS_LIMIT and body.count(b"[") + body.count(b"{") > CONTAINERS_LIMIT:
+        raise BadRequestError(f"the body has more than {CONTAINERS_LIMIT} '[' and '{{'; send fewer lists and objects")
+    fields = parse_object(body)
+    if route.model_optional and fields.get("model") is None:
+        return Parsed(None, fields)
+    return Parsed(model_name(fields), fields)
+
+
+def _length(unkeyed: Unkeyed) -> Prompt:
+    return Prompt(unkeyed.tokens, []) if unkeyed.tokens else _UNKNOWN
+
+
+def _edited(body: bytes, parsed: Parsed, edits: RequestEdits, rules: engines.EngineRules) -> bytes:
+    if parsed.fields is not None:
+        return edits.apply(body, parsed.fields, rules)
+    if edits.model is None or parsed.form is None:
+        return body
+    return splice(body, [(parsed.form.start, parsed.form.end, edits.model.encode())])
+
+
+def ask_identity(request: Request) -> None:
+    """Ask the worker for a reply that can be edited: not compressed."""
+    request.headers = [header for header in request.headers if header[0] != b"accept-encoding"]
+    request.headers.append((b"accept-encoding", b"identity"))
+
+
+def refuse(reply: Reply, refusal: Refusal) -> None:
+    """Answer with a refusal."""
+    send_error(reply, refusal.status, refusal.message, param=refusal.param, code=refusal.code, headers=refusal.headers)
+
+
+def _is_foreign(owner: Owner | None, tenant: Tenant) -> bool:
+    """Whether a stored response is, or may be, another tenant's: with keys, one that is not known here is nobody's."""
+    return not tenant.anonymous if owner is None else owner.tenant != tenant.name
+
+
+def _refuse_stored(reply: Reply, param: str) -> None:
+    message = "there is no such response here; responses are kept by the worker that made them, for as long as it runs"
+    send_error(reply, 404, message, param=param, code="response_not_found")

@@ -1,0 +1,81 @@
+"""The paths of the public port that go to workers, and what is special about each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+
+class Prompt(Enum):
+    """Which prompt a request's keys come from; the others are routed by load."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One path."""
+
+    prompt: Prompt = Prompt.NONE
+    salted: bool = False
+    """Its prompts meet the prefix cache: the tenant's `cache_salt` is added."""
+    anthropic: bool = False
+    """Its clients read Anthropic's errors."""
+    model_optional: bool = False
+    """Engines take it without `model`."""
+    counts_usage: bool = False
+    """Its streams tell usage on request, by `stream_options.include_usage`."""
+    stores: bool = False
+    """Its replies are kept by the worker under their id."""
+    form: bool = False
+    """Its body may be multipart/form-data."""
+
+
+_GENERATES: Final = Route(salted=True)
+_POOLS: Final = Route(salted=True, model_optional=True)
+_FORM: Final = Route(form=True)
+
+POST_ROUTES: Final[dict[str, Route]] = {
+    "/v1/chat/completions": Route(Prompt.CHAT, salted=True, counts_usage=True),
+    "/v1/completions": Route(Prompt.COMPLETION, salted=True, counts_usage=True),
+    "/v1/embeddings": _GENERATES,
+    "/v1/responses": Route(salted=True, stores=True),
+    "/v1/messages": Route(salted=True, anthropic=True),
+    "/v1/messages/count_tokens": Route(anthropic=True),
+    "/v1/rerank": _POOLS,
+    "/rerank": _POOLS,
+    "/v1/score": _POOLS,
+    "/score": _POOLS,
+    "/classify": _POOLS,
+    "/pooling": _POOLS,
+    # Written out, since a prefix would let `..` through to an engine's other paths.
+    "/v1/audio/transcriptions": _FORM,
+    "/v1/audio/translations": _FORM,
+    "/v1/audio/speech": Route(),
+    "/v1/images/generations": Route(),
+    "/v1/images/edits": _FORM,
+    "/v1/images/variations": _FORM,
+    "/tokenize": Route(model_optional=True),
+    "/detokenize": Route(model_optional=True),
+}
+
+_STORED: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel|/input_items)?")
+_STORED_METHODS: Final = {None: ("GET", "DELETE"), "/cancel": ("POST",), "/input_items": ("GET",)}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPath:
+    """A path below /v1/responses/."""
+
+    response_id: str
+    methods: tuple[str, ...]
+
+
+def stored_path(path: str) -> StoredPath | None:
+    """What a path says of a stored response; None for any other path."""
+    match = _STORED.fullmatch(path)
+    return None if match is None else StoredPath(match[1], _STORED_METHODS[match[2]])

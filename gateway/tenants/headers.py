@@ -1,0 +1,83 @@
+"""Refusals of limits, and the rate-limit headers as OpenAI's API has them."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+from gateway.tenants.lease import Lease
+from gateway.tenants.share import Kind, Share
+from gateway.tenants.tenant import Header, Refusal
+
+SLOT_RETRY_SECONDS = 1
+"""Nobody knows when a running request ends."""
+
+
+class _Names(NamedTuple):
+    limit: bytes
+    remaining: bytes
+    reset: bytes
+
+
+_REQUESTS: Final = _Names(
+    b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests"
+)
+_TOKENS: Final = _Names(b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens")
+
+
+def rate_headers(share: Share, now: float) -> tuple[Header, ...]:
+    """x-ratelimit-limit-, -remaining- and -reset- for each rate that the tenant has."""
+    headers: tuple[Header, ...] = ()
+    if share.requests is not None:
+        headers = _headers(_REQUESTS, share.requests, now)
+    if share.tokens is not None:
+        headers += _headers(_TOKENS, share.tokens, now)
+    return headers
+
+
+def _headers(names: _Names, lease: Lease, now: float) -> tuple[Header, ...]:
+    reset = lease.seconds_until(lease.limit, now)
+    return (
+        (names.limit, b"%d" % lease.limit),
+        (names.remaining, b"%d" % lease.remaining(now)),
+        (names.reset, duration(reset)),
+    )
+
+
+def duration(seconds: float) -> bytes:
+    """Such as 12ms, 1.5s or 6m0s."""
+    if seconds < 1:
+        return b"%dms" % math.ceil(seconds * 1000)
+    if seconds < 60:
+        return b"%gs" % (math.ceil(seconds * 1000) / 1000)
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return b"%dm%ds" % (minutes, rest)
+
+
+def limit_refusal(kind: Kind, share: Share, tokens: int, now: float) -> Refusal:
+    """429 with Retry-After, in whole seconds, never 0."""
+    limits = share.limits
+    if kind == "concurrency":
+        seconds = float(SLOT_RETRY_SECONDS)
+        message = f"{limits.concurrent_requests} requests of this API key's tenant run already, which is its limit"
+    elif kind == "requests":
+        seconds = share.requests.seconds_until(1, now) if share.requests is not None else 0.0
+        message = f"the limit of {limits.requests_per_minute} requests a minute is used up"
+    else:
+        seconds = share.tokens.seconds_until(tokens, now) if share.tokens is not None else 0.0
+        message = (
+            f"this request of about {tokens} tokens is past the limit of {limits.tokens_per_minute} tokens a minute"
+        )
+    wait = max(1, math.ceil(seconds))
+    headers = ((b"retry-after", b"%d" % wait), *rate_headers(share, now))
+    return Refusal(429, f"{message}; try again in {wait} s", "rate_limit_exceeded", headers=headers)
+
+
+def too_large(share: Share, tokens: int, now: float) -> Refusal:
+    """429 for a request that no waiting will let through; clients are told not to try again."""
+    message = (
+        f"this request has about {tokens} tokens, more than the limit of {share.limits.tokens_per_minute} a minute; "
+        "send a shorter prompt"
+    )
+    headers = ((b"x-should-retry", b"false"), *rate_headers(share, now))
+    return Refusal(429, message, "rate_limit_exceeded", headers=headers)

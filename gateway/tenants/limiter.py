@@ -1,0 +1,252 @@
+"""Tenants' limits over all gateways: shares are taken from Redis ahead of use, so most requests wait for nobody.
+
+A lease is at most one second's worth of a rate, and twice what was used since the last call; what a gateway does not
+use it gives back within about a second. So no more than the limits is ever admitted; the price is that a tenant near
+its limit may be refused by one gateway while others hold up to a second's worth each. Slots are claimed by gateway,
+renewed every 3 s, and are free 10 s after a gateway died.
+
+While Redis does not answer within `limit_wait_seconds`, each gateway keeps an even share of the limits (by how many
+served the tenant when Redis last answered; a gateway that never reached it takes itself for the only one), and calls on
+in the background. An outage lets through at most one more minute's worth for each gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from types import TracebackType
+from typing import Any, Final
+
+from prometheus_client import Counter
+from redis.exceptions import RedisError
+
+from gateway.tenants.headers import limit_refusal, rate_headers, too_large
+from gateway.tenants.share import CLAIM_SECONDS, Share
+from gateway.tenants.tenant import Header, Refusal, Tenant
+from warmroute.metrics import GatewayMetrics
+from warmroute.redis_client import Client
+
+logger = logging.getLogger(__name__)
+
+SCRIPT: Final = files("gateway.tenants").joinpath("limits.lua").read_text(encoding="utf-8")
+TICK_SECONDS: Final = 0.25
+AWAY_CALL_SECONDS: Final = 1.0
+LEAVE_SECONDS: Final = 1.0
+
+
+def limits_key(tenant: str) -> str:
+    """The Redis key of a tenant's balances and claims; its hash tag is the tenant."""
+    return f"wr-tenant:{{{tenant}}}:limits"
+
+
+class Admission:
+    """Leave for one request. A context manager; it is released once, however often it is told."""
+
+    __slots__ = ("_clock", "_estimated", "_held", "_settled", "_share", "_tokens")
+
+    def __init__(self, held: _Held | None, estimated: int, clock: Callable[[], float]) -> None:
+        self._held = held
+        self._share = held.share if held is not None else None
+        self._tokens = held.tokens if held is not None else None
+        self._estimated = estimated
+        self._settled = False
+        self._clock = clock
+
+    def settle(self, tokens: int) -> None:
+        """The tokens that the request used, prompt and completion; the first call counts."""
+        if self._share is None or self._settled:
+            return
+        self._settled = True
+        tokens = max(0, tokens)
+        self._share.settle(self._estimated, tokens, self._clock())
+        if self._tokens is not None:
+            self._tokens.inc(tokens)
+
+    def settle_estimate(self, reply_tokens: int) -> None:
+        """As `settle`, where the reply did not tell: the estimated prompt, and about so many tokens of the reply."""
+        self.settle(self._estimated + reply_tokens)
+
+    def release(self) -> None:
+        """The request has ended."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.share.release()
+
+    def headers(self) -> tuple[Header, ...]:
+        """x-ratelimit-* as of now."""
+        return () if self._share is None else rate_headers(self._share, self._clock())
+
+    def __enter__(self) -> Admission:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class _Held:
+    """A tenant's share with its call in flight and its counters."""
+
+    __slots__ = ("admitted", "answered", "begun", "call", "label", "lost_at", "name", "share", "tokens")
+
+    def __init__(self, tenant: Tenant, metrics: GatewayMetrics, now: float) -> None:
+        self.name = tenant.name
+        self.label = tenant.label
+        self.share = Share(tenant.limits, now)
+        self.call: asyncio.Task[None] | None = None
+        self.begun = 0
+        self.answered = 0
+        """The latest call that was answered: one begun before a request came does not know of it."""
+        self.lost_at = now
+        self.admitted: Counter = metrics.tenant_requests.labels(tenant.label, "admitted")
+        self.tokens: Counter = metrics.tenant_tokens.labels(tenant.label)
+
+
+class Limiter:
+    """One a gateway process. `run` renews, gives back and recovers; without it leases are only ever taken."""
+
+    def __init__(
+        self,
+        redis: Client,
+        metrics: GatewayMetrics,
+        *,
+        wait_seconds: float = 0.02,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`redis`: best a client of its own, so that calls that hang take no connection from the index's reader."""
+        self._redis = redis
+        self._script = redis.register_script(SCRIPT)
+        self._metrics = metrics
+        self._wait_seconds = wait_seconds
+        self._clock = clock
+        self._gateway = secrets.token_hex(8)
+        self._held: dict[str, _Held] = {}
+        self._unlimited = Admission(None, 0, clock)
+        metrics.limits_shared.set(1)
+
+    async def admit(self, tenant: Tenant, tokens: int, now: float) -> Admission | Refusal:
+        """Leave for a request of about so many prompt tokens. Waits at most `wait_seconds`, and mostly not at all.
+
+        `now` is the clock's time.
+        """
+        if not tenant.limited:
+            return self._unlimited
+        held = self._held.get(tenant.name)
+        if held is None or held.share.limits is not tenant.limits:
+            held = self._hold(tenant, now)
+        if held.share.admit(tokens, now):
+            held.admitted.inc()
+            return Admission(held, tokens, self._clock)
+        return await self._ask(held, tokens)
+
+    def _hold(self, tenant: Tenant, now: float) -> _Held:
+        held = self._held.get(tenant.name)
+        if held is None:
+            held = self._held[tenant.name] = _Held(tenant, self._metrics, now)
+        else:
+            held.share.resize(tenant.limits, now)
+        return held
+
+    async def _ask(self, held: _Held, tokens: int) -> Admission | Refusal:
+        share = held.share
+        now = self._clock()
+        limit = share.limits.tokens_per_minute
+        if limit is not None and tokens > limit:
+            self._metrics.tenant_requests.labels(held.label, "tokens").inc()
+            return too_large(share, tokens, now)
+        deadline = now + self._wait_seconds
+        begun = held.begun
+        with share.waiting(tokens):
+            while not share.away and share.refused(tokens, now) is None and now < deadline:
+                await asyncio.wait({self._call(held)}, timeout=deadline - now)
+                now = self._clock()
+                if share.admit(tokens, now):
+                    held.admitted.inc()
+                    return Admission(held, tokens, self._clock)
+        if not share.away and held.answered <= begun and now >= deadline:
+            self._metrics.limit_calls.labels("late").inc()
+            self._lose(held, now)
+        if share.admit(tokens, now):
+            held.admitted.inc()
+            return Admission(held, tokens, self._clock)
+        kind = share.refused(tokens, now) or share.short(now)
+        self._metrics.tenant_requests.labels(held.label, kind).inc()
+        return limit_refusal(kind, share, tokens, now)
+
+    def _lose(self, held: _Held, now: float) -> None:
+        held.lost_at = now
+        held.share.alone(now)
+        self._metrics.limits_shared.set(0)
+
+    # --- Redis -------------------------------------------------------------------------------------------------------
+
+    def _call(self, held: _Held) -> asyncio.Task[None]:
+        """The tenant's call in flight, or a new one: there is one at a time, and nobody's leaving ends it."""
+        if held.call is None or held.call.done():
+            held.call = asyncio.get_running_loop().create_task(self._exchange(held))
+        return held.call
+
+    async def _exchange(self, held: _Held, *, leave: bool = False) -> None:
+        share = held.share
+        held.begun += 1
+        number = held.begun
+        orders = share.order(self._clock(), leaving=leave)
+        life = 0 if leave else int(CLAIM_SECONDS * 1000)
+        try:
+            reply: list[int] = await self._script([limits_key(held.name)], [self._gateway, life, *orders.arguments()])
+        except RedisError as error:
+            if not share.away:
+                logger.warning("limits of tenants are kept by this gateway alone: Redis: %s", error)
+            share.failed(orders, self._clock())
+            self._lose(held, self._clock())
+            self._metrics.limit_calls.labels("failed").inc()
+        else:
+            share.granted(orders, reply, self._clock())
+            self._metrics.limit_calls.labels("answered").inc()
+            held.answered = number
+
+    async def run(self) -> None:
+        """Call for every tenant that is due, until cancelled; then give everything back, within a second."""
+        try:
+            while True:
+                await asyncio.sleep(TICK_SECONDS)
+                self._tick(self._clock())
+        finally:
+            await self._leave()
+
+    def _tick(self, now: float) -> None:
+        away = False
+        for held in list(self._held.values()):
+            share = held.share
+            away = away or share.away
+            if held.call is not None:
+                if not held.call.done():
+                    continue
+                held.call.result()  # an error that is not Redis's ends `run`, which somebody watches
+            if not share.active(now):
+                # Its claim in Redis ends by itself, and its lease went back when it was idle.
+                del self._held[held.name]
+            elif (now - held.lost_at >= AWAY_CALL_SECONDS) if share.away else share.due(now):
+                self._call(held)
+        self._metrics.limits_shared.set(0 if away else 1)
+
+    async def _leave(self) -> None:
+        """Give back leases and slots; what is not given back in time costs others at most 10 s."""
+        calls: list[asyncio.Task[Any]] = [held.call for held in self._held.values() if held.call is not None]
+        loop = asyncio.get_running_loop()
+        calls += [
+            loop.create_task(self._exchange(held, leave=True))
+            for held in self._held.values()
+            if held.call is None or held.call.done()
+        ]
+        if not calls:
+            return
+        _, late = await asyncio.wait(calls, timeout=LEAVE_SECONDS)
+        for call in late:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)

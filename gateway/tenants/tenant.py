@@ -1,0 +1,101 @@
+"""The values of this package: a tenant, its limits, and a refusal that is not yet in any API's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+Header = tuple[bytes, bytes]
+"""A lower-case name and a value, as in `gateway.entrypoint.http`."""
+
+ANONYMOUS_NAME: Final = "anonymous"
+OTHER_LABEL: Final = "other"
+"""The metric label of tenants past the bound on labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What all requests of a tenant may use, over all replicas; None is no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+
+    @property
+    def any(self) -> bool:
+        return self != _UNLIMITED
+
+
+_UNLIMITED: Final = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who sent a request. Holds no key."""
+
+    name: str
+    label: str
+    """The name in metrics; bounded in number."""
+    limits: Limits = _UNLIMITED
+    trust_group: str | None = None
+    """Tenants of one group share a cache salt."""
+    models: frozenset[str] | None = None
+    """Public names; None allows all."""
+    model_prefixes: tuple[str, ...] = ()
+    """Beginnings of further names."""
+    limited: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limited", self.limits.any)
+
+    @property
+    def anonymous(self) -> bool:
+        return self.name == ANONYMOUS_NAME
+
+    def may_use(self, model: str) -> bool:
+        """Whether requests may name this model."""
+        allowed = self.models
+        if allowed is None or model in allowed:
+            return True
+        return bool(self.model_prefixes) and model.startswith(self.model_prefixes)
+
+    def visible(self, models: Iterable[str]) -> list[str]:
+        """Those of the models that the tenant may use, in their order."""
+        return [model for model in models if self.may_use(model)]
+
+
+ANONYMOUS: Final = Tenant(ANONYMOUS_NAME, ANONYMOUS_NAME)
+"""Everybody, where no keys are configured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not served; for people, `message` names the remedy, for programs there is `code`."""
+
+    status: int
+    message: str
+    code: str
+    param: str | None = None
+    headers: tuple[Header, ...] = ()
+
+
+_CHALLENGE: Final = ((b"www-authenticate", b"Bearer"),)
+MISSING_KEY: Final = Refusal(
+    401,
+    "no API key was sent: give one in the header 'Authorization: Bearer KEY'",
+    "invalid_api_key",
+    headers=_CHALLENGE,
+)
+UNKNOWN_KEY: Final = Refusal(
+    401,
+    "the API key is not known here: check it, or ask the operator of this gateway for one",
+    "invalid_api_key",
+    headers=_CHALLENGE,
+)
+
+
+def model_refusal(model: str) -> Refusal:
+    """404, the same for a model that does not exist and one that is not allowed, so that names are not told."""
+    message = f"the model {model[:200]!r} does not exist or this API key may not use it; GET /v1/models lists yours"
+    return Refusal(404, message, "model_not_found", "model")

@@ -1,0 +1,64 @@
+"""The public port with the real router and relay, in front of workers that do what a script says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.app import App, Pool
+from gateway.discovery.targets import Target
+from gateway.entrypoint.server import Server
+from gateway.entrypoint.upstream import UpstreamPool
+from gateway.prompts.keyer import PromptKeyer
+from gateway.surface.access import OPEN, Access
+from tests.gateway.entrypoint.support import Message, client, config
+from tests.gateway.routing.test_router import Pool as RouterPool
+
+
+@dataclass
+class Gate:
+    server: Server
+    pool: RouterPool
+    app: App
+
+    async def ask(
+        self, method: str, path: str, body: bytes | dict[str, Any] | None = None, headers: Iterable[str] = ()
+    ) -> Message:
+        data = body if isinstance(body, bytes) else orjson.dumps(body) if body is not None else b""
+        lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Content-Length: {len(data)}", *headers, "", ""]
+        async with client(self.server.port) as connected:
+            return await connected.ask("\r\n".join(lines).encode() + data, bodiless=method == "HEAD")
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.pool.metric(f"warmroute_gateway_{name}", **labels) or 0.0
+
+    def idle(self) -> bool:
+        return self.pool.router.reservations.workers == frozenset()
+
+
+@asynccontextmanager
+async def gate(
+    *ports: int, keyer: PromptKeyer | None = None, access: Access = OPEN, several: bool = True, **pool_config: Any
+) -> AsyncIterator[Gate]:
+    """A pool `p` of the model `m` with workers w0, w1... on these ports; with `several` another model has it too."""
+    pool = RouterPool(tuple(f"w{number}" for number in range(len(ports))), **pool_config)
+    pool.targets([Target(f"w{number}", "127.0.0.1", port, f"w{number}") for number, port in enumerate(ports)])
+    if keyer is not None:
+        pool.use(keyer.tokenizer.digest)
+    settings = config()
+    upstreams = UpstreamPool(settings)
+    pools = {"m": Pool(pool.router, keyer)}
+    if several:
+        pools["org/other@x y"] = Pool(pool.router, None)
+    app = App(settings, pools, upstreams, pool.router.metrics, access)
+    server = Server(app, settings, on_refusal=app.count)
+    await server.start()
+    try:
+        yield Gate(server, pool, app)
+    finally:
+        await server.drain(0)
+        await upstreams.close()
