@@ -430,7 +430,8 @@ class IndexConfig(Section):
 
     pool: Name | None = Field(None, description="only this pool; all of them when left out")
     indexers: tuple[HostPort, ...] = Field(
-        (), description="host:port of the indexers, for loads and lag; those of gateway.indexers when left out"
+        (),
+        description="host:port of the indexers, for loads and lag; else those of gateway.indexers, 127.0.0.1:50051",
     )
     model_path: Path | None = Field(
         None, description="folder with the pool's tokenizer.json, for --prompt; that of gateway.pools when left out"

@@ -65,7 +65,10 @@ def prompt_text(view: PromptView) -> str:
     nothing = sum(not holder.matched_blocks for holder in view.holders)
     if len(rows) > 1:
         lines += ["", *align(rows, left=(0, 1, 7))]
-    lines += ["", f"{nothing} of {number(len(view.holders), 'worker')} hold nothing of it."] if nothing else []
+    if nothing == len(view.holders):
+        lines += ["", "No worker holds any of it."]
+    elif nothing:
+        lines += ["", f"{nothing} of {number(len(view.holders), 'worker')} hold nothing of it."]
     return "\n".join(lines)
 
 
@@ -94,7 +97,7 @@ def _indexers_line(indexers: Iterable[IndexerView]) -> str:
 def _pool_lines(pool: PoolView, streams: Mapping[WorkerKey, StreamView]) -> list[str]:
     late = sum(worker.late for worker in pool.workers)
     held = ", ".join(
-        f"{sum(worker.tiers[tier].keys for worker in pool.workers if tier in worker.tiers):,} keys on {tier}"
+        f"{number(sum(worker.tiers[tier].keys for worker in pool.workers if tier in worker.tiers), 'key')} on {tier}"
         for tier in TIERS
         if tier == TIERS[0] or any(tier in worker.tiers for worker in pool.workers)
     )
@@ -154,8 +157,8 @@ def _worker_table(pool: PoolView, streams: Mapping[WorkerKey, StreamView], id_wi
 
 
 def _worker_facts(worker: WorkerView) -> str:
-    """Eight digits tell epochs apart; --json has all of them."""
-    state = f"state {worker.seq}, slot {worker.slot}" if worker.slot else "no slot yet"
+    """Eight digits tell epochs apart; --json has all of them, and the slot."""
+    state = f"state {worker.seq}" if worker.slot else "no slot yet"
     snapshot = "" if worker.snapshot_chunks is None else f", {number(worker.snapshot_chunks, 'chunk')} of a snapshot"
     silent = "" if worker.publishes_events else ", publishes no events"
     engine = f"{worker.engine} {worker.engine_version}"

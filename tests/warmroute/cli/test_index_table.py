@@ -52,7 +52,7 @@ def test_everything_stands_within_100_columns_and_nothing_is_noted() -> None:
     for shown in ("12.3 MB used, of 1.0 GB", "about 203.0 MB", "999,999", "100.0%", "61.7%", "0.2 s", "4,096", "17"):
         assert shown in text
     assert "0123456789" not in text
-    assert "epoch 01234567, state 1234567, slot 1795999925097000" in text
+    assert "epoch 01234567, state 1234567" in text
 
 
 def test_what_no_indexer_says_is_a_question_mark_and_a_note() -> None:
