@@ -34,7 +34,8 @@ from indexer.layout import MAX_PARTS
 from indexer.pool_index import PoolIndex
 from warmroute.addresses import address
 from warmroute.admin import AdminServer
-from warmroute.config import GatewayConfig, GrpcConfig, PoolConfig, RedisConfig, TenantsConfig
+from warmroute.config import GatewayConfig, PoolConfig, TenantsConfig
+from warmroute.connection_config import GrpcConfig, RedisConfig
 from warmroute.grpc_security import ClientSecurity
 from warmroute.lifecycle import StartupError, cannot_listen, freeze_garbage, until_signal
 from warmroute.metrics import GatewayMetrics

@@ -12,7 +12,8 @@ from indexer.request_parser import RequestParser
 from indexer.service import IndexService
 from warmroute.addresses import address
 from warmroute.admin import AdminServer
-from warmroute.config import GrpcConfig, IndexerConfig, RedisConfig
+from warmroute.config import IndexerConfig
+from warmroute.connection_config import GrpcConfig, RedisConfig
 from warmroute.grpc_security import ServerSecurity
 from warmroute.lifecycle import StartupError, cannot_listen, freeze_garbage, until_signal
 from warmroute.metrics import IndexerMetrics

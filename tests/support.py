@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from warmroute.config import RedisConfig
+from warmroute.connection_config import RedisConfig
 from warmroute.redis_client import Client, connect
 
 

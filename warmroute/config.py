@@ -9,188 +9,24 @@ and variables are YAML, so lists and mappings can be given too. Unknown fields a
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
-    StringConstraints,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
 from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS
-from warmroute.redis_url import RedisTarget, parse, redacted
-from warmroute.secret import Secret, conceal
-
-Port = Annotated[int, Field(ge=0, le=65535)]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-
-
-def _check_host_port(value: str) -> str:
-    """host:port that can be resolved or connected to: a name, an IPv4 address, or an IPv6 address in brackets."""
-    host, _, port = value.rpartition(":")
-    if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise ValueError("give host:port with a port of 1 to 65535")
-    name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if name != host or ":" in host:
-        if name == host:
-            raise ValueError("put an IPv6 address in brackets: [::1]:8000")
-        ipaddress.IPv6Address(name)
-    elif not _HOST.fullmatch(host):
-        raise ValueError("the host must be a DNS name or an IP address")
-    return value
-
-
-def _check_host_ports(value: str) -> str:
-    """One or more of them with commas between, as one text."""
-    return ",".join(_check_host_port(item.strip()) for item in value.split(","))
-
-
-def _check_redis_url(value: str) -> str:
-    parse(value)
-    return value
-
-
-class _ConcealedUrl(str):
-    """Errors print the input's repr: without user and password here."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return repr(redacted(self))
-
-
-def _conceal_url(value: object) -> object:
-    return _ConcealedUrl(value) if isinstance(value, str) else conceal(value)
-
-
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
-HostPort = Annotated[str, AfterValidator(_check_host_port)]
-RedisUrl = Annotated[str, AfterValidator(_check_redis_url), BeforeValidator(_conceal_url)]
-HostPorts = Annotated[str, AfterValidator(_check_host_ports)]
-EngineName = Literal["vllm", "sglang", "tensorrt-llm", "builtin"]
-PolicyName = Literal["warm", "round_robin", "least_requests"]
-
-
-class Section(BaseModel):
-    """Base of all sections: immutable, no unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+from warmroute.connection_config import GrpcConfig, RedisConfig
+from warmroute.secret import Secret
+from warmroute.setting_types import EngineName, HostPort, HostPorts, Name, PolicyName, Port, RedisUrl, Section
 
 
 class LogConfig(Section):
     """The log of every part, on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
-
-
-class RedisConfig(Section):
-    """The Redis or Valkey server, Sentinel group or cluster (7 or newer, maxmemory-policy noeviction) that holds the
-    index. User and password stand in the URL or in fields of their own; a password file is read for every connection.
-    """
-
-    url: RedisUrl = Field(
-        "redis://127.0.0.1:6379/0",
-        repr=False,
-        description="redis://, rediss:// (TLS) or unix:// URL; redis+sentinel://host:26379,.../master-name or "
-        "redis+cluster://host:6379,... (rediss+... with TLS) for several servers",
-    )
-    username: str | None = Field(None, description="ACL user; the default user when left out")
-    password: str | None = Field(None, repr=False, description="password")
-    password_file: Path | None = Field(None, description="file that holds the password")
-    sentinel_username: str | None = Field(None, description="ACL user on the Sentinels")
-    sentinel_password: str | None = Field(None, repr=False, description="password of the Sentinels")
-    sentinel_password_file: Path | None = Field(None, description="file that holds the password of the Sentinels")
-    tls_ca_file: Path | None = Field(None, description="PEM file of authorities to trust; the system's when left out")
-    tls_cert_file: Path | None = Field(None, description="PEM file of the client's certificate, for mutual TLS")
-    tls_key_file: Path | None = Field(None, description="PEM file of its key, where the certificate's has none")
-    tls_check_hostname: bool = Field(True, description="whether the server's certificate must name the host")
-    tls_verify: bool = Field(True, description="whether the server's certificate is checked at all; false is insecure")
-    timeout_seconds: float = Field(5.0, ge=1, le=10, description="deadline of one call, in seconds")
-
-    @property
-    def target(self) -> RedisTarget:
-        """What the URL says."""
-        return parse(self.url)
-
-    # Checks across fields hang on single ones, so that errors show that one's value and no password.
-    @field_validator("username", "password", "password_file")
-    @classmethod
-    def _once(cls, value: object, info: ValidationInfo) -> object:
-        target = _target(info)
-        if value is None or target is None:
-            return value
-        if info.field_name == "username" and target.username:
-            raise ValueError("redis.url names a user too: give it in one place")
-        if info.field_name != "username" and target.password:
-            raise ValueError("redis.url has a password too: give it in one place")
-        if info.field_name == "password_file" and info.data.get("password"):
-            raise ValueError("redis.password is set too: leave one out")
-        return value
-
-    @field_validator("sentinel_username", "sentinel_password", "sentinel_password_file")
-    @classmethod
-    def _of_sentinels(cls, value: object, info: ValidationInfo) -> object:
-        target = _target(info)
-        if value is not None and target is not None and target.topology != "sentinel":
-            raise ValueError("it is for Sentinels: redis.url must begin with redis+sentinel:// or rediss+sentinel://")
-        if value is not None and info.field_name == "sentinel_password_file" and info.data.get("sentinel_password"):
-            raise ValueError("redis.sentinel_password is set too: leave one out")
-        return value
-
-    @field_validator("tls_ca_file", "tls_cert_file", "tls_key_file")
-    @classmethod
-    def _of_tls(cls, value: object, info: ValidationInfo) -> object:
-        target = _target(info)
-        if value is not None and target is not None and not target.tls:
-            raise ValueError(
-                "it is for TLS: redis.url must begin with rediss://, rediss+sentinel:// or rediss+cluster://"
-            )
-        if value is not None and info.field_name == "tls_key_file" and info.data.get("tls_cert_file") is None:
-            raise ValueError("set redis.tls_cert_file to the certificate of this key")
-        return value
-
-    # The last one, so that it wraps those above.
-    @field_validator("password", "sentinel_password", mode="before")
-    @classmethod
-    def _concealed(cls, value: object) -> object:
-        return conceal(value)
-
-
-def _target(info: ValidationInfo) -> RedisTarget | None:
-    """What the URL says; None where the URL itself is refused."""
-    url = info.data.get("url")
-    return parse(url) if url is not None else None
-
-
-class GrpcConfig(Section):
-    """Who may talk to the indexer: TLS files and the shared token, the same section for the indexer and its clients.
-
-    Files are read again when they change, so that certificates can be rotated.
-    """
-
-    tls_ca_file: Path | None = Field(
-        None, description="PEM file of the CA that signs the other side; on the indexer it makes clients show theirs"
-    )
-    tls_cert_file: Path | None = Field(None, description="PEM file of this side's certificate chain")
-    tls_key_file: Path | None = Field(None, description="PEM file of its private key, not encrypted")
-    tls_server_name: str = Field(
-        "", description="name in the indexer's certificate; the host that a client was configured with when left out"
-    )
-    token: Secret = Field(
-        None, repr=False, description="shared token; better given as a file, since others see flags and variables"
-    )
-    token_file: Path | None = Field(
-        None, description="file with the token; clients send its first line, the indexer takes any line"
-    )
 
 
 class TenantsConfig(Section):

@@ -17,7 +17,7 @@ from typing import Any, Final
 import grpc
 
 from warmroute.addresses import address
-from warmroute.config import GrpcConfig
+from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_tokens import SecurityError, TokenInterceptor, Tokens, file_stamp, read_file
 
 logger = logging.getLogger(__name__)

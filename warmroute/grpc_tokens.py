@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
-from warmroute.config import GrpcConfig
+from warmroute.connection_config import GrpcConfig
 from warmroute.lifecycle import StartupError
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warmroute.config import RedisConfig
+from warmroute.connection_config import RedisConfig
 from warmroute.redis_cluster import ClusterTopology
 from warmroute.redis_node import Client, Connector
 from warmroute.redis_routed import RoutedClient

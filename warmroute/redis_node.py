@@ -18,7 +18,7 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import AuthenticationError, DataError, NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from warmroute.config import RedisConfig
+from warmroute.connection_config import RedisConfig
 from warmroute.lifecycle import StartupError
 from warmroute.redis_url import RedisTarget
 

@@ -16,7 +16,8 @@ import warmroute
 from indexer.keys import tokenizer_digest
 from warmroute.addresses import address
 from warmroute.admin import AdminServer
-from warmroute.config import GrpcConfig, WorkerConfig
+from warmroute.config import WorkerConfig
+from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity
 from warmroute.lifecycle import StartupError, cannot_listen, until_signal
 from warmroute.metrics import WorkerMetrics

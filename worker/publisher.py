@@ -19,7 +19,7 @@ from typing import Final
 import grpc
 
 from indexer.keys import pool_fingerprint
-from warmroute.config import GrpcConfig
+from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity
 from warmroute.grpc_tokens import SecurityError
 from warmroute.metrics import WorkerMetrics

@@ -18,7 +18,7 @@ from bench.index.workload import POOL
 from indexer.layout import Tier
 from indexer.mirror import Mirror
 from indexer.pool_index import PoolIndex
-from warmroute.config import RedisConfig
+from warmroute.connection_config import RedisConfig
 from warmroute.lifecycle import freeze_garbage
 from warmroute.metrics import GatewayMetrics
 from warmroute.redis_client import connect

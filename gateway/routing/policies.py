@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.routing import least_requests, round_robin, warm
 from gateway.routing.facts import Policy
-from warmroute.config import PolicyName
+from warmroute.setting_types import PolicyName
 
 POLICIES: Final[Mapping[PolicyName, Policy]] = {
     "warm": warm.choose,

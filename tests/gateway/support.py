@@ -16,7 +16,7 @@ from gateway.entrypoint.upstream import UpstreamPool
 from gateway.prompts.keyer import PromptKeyer
 from gateway.surface.access import OPEN, Access
 from tests.gateway.entrypoint.support import Message, client, config
-from tests.gateway.routing.test_router import Pool as RouterPool
+from tests.gateway.routing.support import Pool as RouterPool
 
 
 @dataclass

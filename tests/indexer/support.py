@@ -16,7 +16,8 @@ from indexer.pool_index import PoolIndex
 from indexer.server import server_options
 from indexer.service import IndexService
 from tests.support import redis_client
-from warmroute.config import GrpcConfig, IndexerConfig
+from warmroute.config import IndexerConfig
+from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity, ServerSecurity
 from warmroute.metrics import GatewayMetrics, IndexerMetrics, WorkerMetrics
 from warmroute.redis_client import Client

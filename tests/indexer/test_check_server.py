@@ -17,7 +17,7 @@ from indexer.pool_index import PoolIndex
 from tests.indexer.support import POOL, engine, in_step, indexer, running
 from tests.redis_servers import Server, server
 from tests.support import eventually
-from warmroute.config import RedisConfig
+from warmroute.connection_config import RedisConfig
 from warmroute.metrics import GatewayMetrics
 from warmroute.redis_access import INDEXER_COMMANDS, SCRIPT_COMMANDS, gateway_rules, indexer_rules
 from warmroute.redis_client import Client, connect

@@ -19,7 +19,7 @@ from indexer.mirror import Match, Mirror
 from tests.indexer.support import FACTS, PART, POOL, ledger
 from tests.redis_servers import server_cluster
 from tests.support import redis_client
-from warmroute.config import RedisConfig
+from warmroute.connection_config import RedisConfig
 from warmroute.metrics import IndexerMetrics
 from warmroute.redis_client import Client, connect
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from gateway.loads import LoadReports
 from tests.indexer.support import POOL, engine, indexer, running
 from tests.support import eventually
-from warmroute.config import GrpcConfig
+from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity, ServerSecurity
 from warmroute.grpc_tokens import SecurityError
 from warmroute.metrics import GatewayMetrics

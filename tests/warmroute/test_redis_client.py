@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from tests.redis_servers import SentinelGroup, Server, ServerCluster, sentinel_group, server, server_cluster, until
 from tests.support import eventually, redis_client
-from warmroute.config import RedisConfig
+from warmroute.connection_config import RedisConfig
 from warmroute.redis_client import Client, connect
 from warmroute.redis_routed import key_of
 

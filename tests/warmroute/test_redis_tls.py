@@ -14,7 +14,7 @@ import pytest
 from redis.exceptions import ConnectionError  # noqa: A004 - redis-py's name
 
 from tests.redis_servers import Server, free_port
-from warmroute.config import RedisConfig
+from warmroute.connection_config import RedisConfig
 from warmroute.lifecycle import StartupError
 from warmroute.redis_client import connect
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from warmroute.config import RedisConfig
+from warmroute.connection_config import RedisConfig
 from warmroute.redis_url import RedisTarget, parse, redacted
 
 PASSWORD = "s3cr3t"

@@ -23,10 +23,12 @@ from redis.exceptions import RedisError
 
 from warmroute.addresses import address
 from warmroute.cli.children import Child, free_ports, stop_all
-from warmroute.config import LogConfig, PolicyName, RedisConfig
+from warmroute.config import LogConfig
+from warmroute.connection_config import RedisConfig
 from warmroute.lifecycle import StartupError
 from warmroute.redis_client import connect
 from warmroute.redis_url import redacted
+from warmroute.setting_types import PolicyName
 
 MODEL: Final = "smollm2-135m-instruct"
 POOL: Final = "default"

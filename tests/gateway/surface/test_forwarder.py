@@ -3,47 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from hashlib import sha256
-from pathlib import Path
 
 import orjson
 import pytest
-from prometheus_client import CollectorRegistry
 
 from gateway.prompts.keyer import PromptKeyer
-from gateway.surface.access import Access
 from gateway.surface.paths import POST_ROUTES
-from gateway.tenants.limiter import Limiter
-from gateway.tenants.salts import Salts
-from gateway.tenants.tenants import Tenants
 from indexer.keys import chain, root
-from tests.gateway.entrypoint.support import LAST_CHUNK, SSE_HEAD, Link, Message, chunk, plain, replying, run, worker
+from tests.gateway.entrypoint.support import LAST_CHUNK, SSE_HEAD, Link, chunk, replying, run, worker
 from tests.gateway.support import Gate, gate
-from tests.indexer.support import running
-from tests.support import eventually, redis_client
-from warmroute.config import TenantsConfig
-from warmroute.metrics import GatewayMetrics
+from tests.gateway.surface.support import CHAT, FORM_TYPE, as_json, form, sse, storing
 from worker.model_cache import ensure_model
-
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-FORM_TYPE = "Content-Type: multipart/form-data; boundary=xyz"
-
-
-def as_json(body: bytes, status: bytes = b"200 OK") -> bytes:
-    return plain(body, status).replace(b"text/plain", b"application/json")
-
-
-def form(model: str) -> bytes:
-    return (
-        b'--xyz\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\0\xff\r\n'
-        b'--xyz\r\nContent-Disposition: form-data; name="model"\r\n\r\n' + model.encode() + b"\r\n--xyz--\r\n"
-    )
-
-
-def sse(*events: bytes) -> bytes:
-    return SSE_HEAD + b"".join(chunk(event) for event in events) + LAST_CHUNK
 
 
 @pytest.mark.parametrize("path", sorted(POST_ROUTES))
@@ -213,21 +183,6 @@ def test_priority_goes_the_engines_way() -> None:
     run(scenario())
 
 
-def storing(name: str) -> object:
-    async def script(link: Link) -> None:
-        while True:
-            asked = await link.request()
-            if asked.start.startswith(b"POST /v1/responses HTTP") and b"stream" in asked.body:
-                created = (
-                    b'event: response.created\ndata: {"response":{"id":"resp_%b","model":"x"}}\n\n' % name.encode()
-                )
-                await link.send(sse(created))
-            else:
-                await link.send(as_json(b'{"id": "resp_%b", "at": "%b"}' % (name.encode(), name.encode())))
-
-    return script
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_stored_responses_reach_the_worker_that_has_them(stream: bool) -> None:
     async def scenario() -> None:
@@ -259,101 +214,6 @@ def test_stored_responses_reach_the_worker_that_has_them(stream: bool) -> None:
                 assert gateway.idle()
             async with gate(one.port) as gateway:
                 assert (await gateway.ask("GET", "/v1/responses/resp_unknown")).status == 404
-
-    run(scenario())
-
-
-def tenants(tmp_path: Path, *, salts: bool = True) -> Access:
-    digest = {name: sha256(f"key-{name}".encode()).hexdigest() for name in ("a", "b")}
-    path = tmp_path / "keys.json"
-    path.write_bytes(
-        orjson.dumps(
-            {
-                "tenants": [
-                    {"name": "a", "keys": [digest["a"]], "models": ["m", "public"]},
-                    {"name": "b", "keys": [digest["b"]]},
-                ]
-            }
-        )
-    )
-    settings = TenantsConfig(keys_file=path, salts=salts, salt_secret="s" * 32 if salts else None)
-    return Access(Salts.load(settings), Tenants(settings, GatewayMetrics(CollectorRegistry())))
-
-
-def bearer(name: str) -> list[str]:
-    return [f"Authorization: Bearer key-{name}"]
-
-
-def test_keys_are_needed_and_never_reach_a_worker(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            worker(replying(as_json(b"{}"))) as engine,
-            gate(engine.port, access=tenants(tmp_path), aliases={"public": "lora"}) as gateway,
-        ):
-            for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses"):
-                assert (await gateway.ask("POST", path, CHAT)).status == 401
-            assert (await gateway.ask("POST", "/v1/chat/completions", CHAT, ["x-api-key: key-a"])).status == 401
-            for method, path in (("GET", "/v1/models"), ("GET", "/v1/models/m"), ("GET", "/v1/responses/resp_1")):
-                assert (await gateway.ask(method, path)).status == 401
-                assert (await gateway.ask(method, path, None, ["x-api-key: key-a"])).status == 401
-            assert (await gateway.ask("GET", "/health")).status == 200
-            assert (await gateway.ask("POST", "/v1/messages", CHAT, ["x-api-key: key-a"])).status == 200
-            assert (await gateway.ask("POST", "/v1/chat/completions", CHAT, bearer("a"))).status == 200
-            listed = orjson.loads((await gateway.ask("GET", "/v1/models", None, bearer("a"))).body)["data"]
-            assert [model["id"] for model in listed] == ["m", "public"]
-            other = {"model": "org/other@x y"}
-            for body in (other, {"model": "none"}):
-                answer = await gateway.ask("POST", "/v1/embeddings", body, bearer("a"))
-                assert answer.status == 404
-                assert b"org/other@x y'," not in answer.body
-            assert (await gateway.ask("POST", "/v1/embeddings", other, bearer("b"))).status == 200
-            for message in engine.requests:
-                assert not message.all(b"authorization")
-                assert not message.all(b"x-api-key")
-
-    run(scenario())
-
-
-def salts_of(requests: list[Message]) -> list[str | None]:
-    return [orjson.loads(message.body).get("cache_salt") for message in requests]
-
-
-def test_tenants_have_salts_of_their_own(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with worker(replying(as_json(b"{}"))) as engine:
-            async with gate(engine.port, access=tenants(tmp_path)) as gateway:
-                for name in ("a", "b"):
-                    for body in (CHAT, {**CHAT, "cache_salt": "mine"}, {**CHAT, "cache_salt": 7}):
-                        await gateway.ask("POST", "/v1/chat/completions", body, bearer(name))
-                salts = salts_of(engine.requests)
-                assert salts[0] == salts[2]
-                assert salts[3] == salts[5]
-                assert len({salts[0], salts[1], salts[3], salts[4], "mine"}) == 5
-            async with gate(engine.port, access=tenants(tmp_path, salts=False)) as gateway:
-                engine.requests.clear()
-                for body in (CHAT, {**CHAT, "cache_salt": "mine"}):
-                    await gateway.ask("POST", "/v1/chat/completions", body, bearer("a"))
-                assert [message.body for message in engine.requests] == [
-                    orjson.dumps(body) for body in (CHAT, {**CHAT, "cache_salt": "mine"})
-                ]
-
-    run(scenario())
-
-
-def test_a_response_is_shown_to_the_tenant_that_made_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            worker(storing("a")) as engine,
-            gate(engine.port, access=tenants(tmp_path), several=False) as gateway,
-        ):
-            body = {"model": "m", "input": "x"}
-            assert (await gateway.ask("POST", "/v1/responses", body, bearer("a"))).status == 200
-            continued = {**body, "previous_response_id": "resp_a"}
-            assert (await gateway.ask("POST", "/v1/responses", continued, bearer("b"))).status == 404
-            assert (await gateway.ask("GET", "/v1/responses/resp_a", None, bearer("b"))).status == 404
-            assert (await gateway.ask("DELETE", "/v1/responses/resp_a", None, bearer("b"))).status == 404
-            assert (await gateway.ask("GET", "/v1/responses/resp_a", None, bearer("a"))).status == 200
-            assert len(engine.requests) == 2
 
     run(scenario())
 
@@ -400,82 +260,6 @@ def test_ten_refusals_eject_nobody() -> None:
                 gateway.pool.router.workers.get(name).checked(0, healthy=False, refused=True)
             assert await failing(gateway, 10) == [400] * 10
             assert gateway.pool.router.workers.get("w0").ejections == 0
-
-    run(scenario())
-
-
-@asynccontextmanager
-async def limited(redis_url: str, tmp_path: Path, **limits: int) -> AsyncIterator[Access]:
-    """One tenant, `a`, with these limits."""
-    path = tmp_path / "limited.json"
-    keys = [sha256(b"key-a").hexdigest()]
-    path.write_bytes(orjson.dumps({"tenants": [{"name": "a", "keys": keys, "limits": limits}]}))
-    settings = TenantsConfig(keys_file=path, salts=False)
-    metrics = GatewayMetrics(CollectorRegistry())
-    async with redis_client(redis_url) as redis:
-        access = Access(Salts.load(settings), Tenants(settings, metrics), Limiter(redis, metrics, wait_seconds=1))
-        async with running(*access.tasks()):
-            yield access
-
-
-def test_limits_refuse_with_the_time_to_wait(redis_url: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            worker(replying(as_json(b"{}"))) as engine,
-            limited(redis_url, tmp_path, requests_per_minute=3) as access,
-            gate(engine.port, access=access) as gateway,
-        ):
-            answers = [await gateway.ask("POST", "/v1/messages", CHAT, ["x-api-key: key-a"]) for _ in range(5)]
-            assert [answer.status for answer in answers] == [200] * 3 + [429] * 2
-            assert answers[0].header(b"x-ratelimit-limit-requests") == b"3"
-            assert int(answers[3].header(b"retry-after") or 0) >= 1
-            assert orjson.loads(answers[3].body)["error"]["type"] == "rate_limit_error"
-
-    run(scenario())
-
-
-def test_what_a_reply_used_is_what_counts(redis_url: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        used = as_json(b'{"usage":{"prompt_tokens":600,"completion_tokens":300}}')
-        async with (
-            worker(replying(used)) as engine,
-            limited(redis_url, tmp_path, tokens_per_minute=1000) as access,
-            gate(engine.port, access=access) as gateway,
-        ):
-            first = await gateway.ask("POST", "/v1/chat/completions", CHAT, bearer("a"))
-            large = {**CHAT, "user": "x" * 800}
-            second = await gateway.ask("POST", "/v1/chat/completions", large, bearer("a"))
-            assert (first.status, second.status) == (200, 429)
-
-    run(scenario())
-
-
-def test_a_slot_is_free_again_when_the_client_has_left(redis_url: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async def script(link: Link) -> None:
-            asked = await link.request()
-            if b"wait" in asked.body:
-                await link.peer_gone()
-            await link.send(as_json(b"{}"))
-
-        async with (
-            worker(script) as engine,
-            limited(redis_url, tmp_path, concurrent_requests=1) as access,
-            gate(engine.port, access=access) as gateway,
-        ):
-            waiting = {**CHAT, "user": "wait"}
-            first = asyncio.ensure_future(gateway.ask("POST", "/v1/chat/completions", waiting, bearer("a")))
-            await eventually(lambda: engine.requests)
-            second = await gateway.ask("POST", "/v1/chat/completions", CHAT, bearer("a"))
-            assert second.status == 429
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            await eventually(gateway.idle)
-
-            async def served() -> bool:
-                return (await gateway.ask("POST", "/v1/chat/completions", CHAT, bearer("a"))).status == 200
-
-            await eventually(served)
 
     run(scenario())
 

@@ -12,7 +12,7 @@ from gateway.surface import forwarder
 from gateway.surface.forwarder import CONTAINERS_LIMIT, INLINE_BYTES
 from tests.gateway.entrypoint.support import replying, run, worker
 from tests.gateway.support import gate
-from tests.gateway.surface.test_forwarder import as_json
+from tests.gateway.surface.support import as_json
 
 
 @pytest.mark.parametrize("unit", [b"[],", b"{},", b"[{}],"])

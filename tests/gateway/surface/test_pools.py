@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.surface.pools import ModelTable, Pool
-from tests.gateway.routing.test_router import Pool as RouterPool
+from tests.gateway.routing.support import Pool as RouterPool
 from warmroute.config import GatewayConfig
 
 

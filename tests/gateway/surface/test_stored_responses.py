@@ -10,7 +10,7 @@ import pytest
 from gateway.surface.stored_responses import Owner, StoredResponses
 from tests.gateway.entrypoint.support import Link, replying, run, worker
 from tests.gateway.support import gate
-from tests.gateway.surface.test_forwarder import as_json, bearer, tenants
+from tests.gateway.surface.support import as_json, bearer, tenants
 
 
 def test_another_tenants_response_cannot_be_taken_over() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.gateway.entrypoint.support import SSE_HEAD, Link, Message, chunk, client, plain, replying, run, worker
 from tests.gateway.support import Gate, gate
-from tests.gateway.surface.test_forwarder import CHAT, as_json, bearer, limited
+from tests.gateway.surface.support import CHAT, as_json, bearer, limited
 from tests.support import eventually
 
 LIMIT = 1000

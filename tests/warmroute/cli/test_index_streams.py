@@ -13,7 +13,7 @@ import pytest
 from warmroute.cli import index_streams
 from warmroute.cli.children import free_ports
 from warmroute.cli.index_streams import describe
-from warmroute.config import GrpcConfig
+from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity, ServerSecurity
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
