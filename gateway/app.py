@@ -11,7 +11,6 @@ import orjson
 
 from gateway.entrypoint.errors import JSON, send_error
 from gateway.entrypoint.http import Request
-from gateway.entrypoint.relay import CLIENT_CLOSED_REQUEST
 from gateway.entrypoint.reply import Reply
 from gateway.entrypoint.upstream import UpstreamPool
 from gateway.surface.access import OPEN, Access
@@ -55,8 +54,7 @@ class App:
             # The entrypoint answers 500 where nothing was sent yet.
             self.count(500 if reply.status is None else reply.status)
             raise
-        code = CLIENT_CLOSED_REQUEST if reply.status is None else reply.status
-        self._metrics.requests.labels(pool, str(code)).inc()
+        self._metrics.requests.labels(pool, str(reply.final_status)).inc()
 
     def count(self, status: int) -> None:
         """Count a request that no pool served."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Final
 
 import grpc
 
+from warmroute.addresses import resolve
 from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity
 from warmroute.grpc_tokens import SecurityError
@@ -98,19 +98,14 @@ class LoadReports:
     async def _resolve(self) -> set[str]:
         """All addresses behind the configured names; a name that does not resolve now keeps what it had."""
         names: dict[str, str] = {}
-        loop = asyncio.get_running_loop()
         for indexer in self._indexers:
-            host, _, port = indexer.rpartition(":")
             try:
-                async with asyncio.timeout(RESOLVE_SECONDS):
-                    found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+                found = await resolve(indexer, RESOLVE_SECONDS)
             except (OSError, TimeoutError) as error:
                 logger.warning("gateway.indexers: %s does not resolve: %s", indexer, error)
                 names.update({address: name for address, name in self._names.items() if name == indexer})
                 continue
-            for family, _, _, _, sockaddr in found:
-                host = str(sockaddr[0])
-                names[f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"] = indexer
+            names.update(dict.fromkeys(found, indexer))
         self._names = names
         return set(names)
 

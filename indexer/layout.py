@@ -151,11 +151,10 @@ class WorkerRecord:
             _check_version(record["v"])
             return cls(
                 worker_id=worker_id,
-                slot=record["slot"],
+                slot=int(record["slot"]),
                 epoch=record["epoch"],
-                seq=record["seq"],
-                # Lua cannot tell an empty map from an empty list.
-                buckets=record["buckets"] or {},
+                seq=int(record["seq"]),
+                buckets=_buckets(record["buckets"]),
                 facts=WorkerFacts.from_json(record["facts"]),
             )
 
@@ -230,13 +229,18 @@ def decode_entry(fields: Mapping[bytes, bytes]) -> tuple[str, LogEntry | None]:
                     fields[b"e"].decode(),
                     int(fields[b"s"]),
                     int(fields[b"r"]),
-                    msgpack.unpackb(fields[b"b"]) or {},
+                    _buckets(msgpack.unpackb(fields[b"b"])),
                     WorkerFacts.from_json(fields[b"f"]),
                 )
             case b"drop":
                 return previous, LogDrop(fields[b"w"].decode())
             case _:
                 return previous, None
+
+
+def _buckets(value: Any) -> dict[str, int]:
+    """Buckets by tier; Lua cannot tell an empty map from an empty list."""
+    return {str(tier): int(count) for tier, count in (value or {}).items()}
 
 
 def _check_version(version: int) -> None:

@@ -62,7 +62,7 @@ class OutOfOrderError(LedgerError):
 
 
 class SnapshotDeferredError(LedgerError):
-    """Enough snapshots of the pool are under way."""
+    """Enough snapshots of the part are under way."""
 
     def __init__(self, retry_after_ms: int) -> None:
         super().__init__(f"enough snapshots are under way; come again in {retry_after_ms} ms")
@@ -203,7 +203,7 @@ class Ledger:
         """
         arguments = int(late_seconds * 1000), DROPS_A_CALL, int(by_clock), self._log_bytes
         remaining, *dropped = await self._call("drop_late", *arguments, client=self._beats)
-        return cast(int, remaining), [worker_id.decode() for worker_id in dropped]
+        return cast(int, remaining), [worker_id.decode(errors="replace") for worker_id in dropped]
 
     async def forget(self) -> None:
         """Delete what a part without workers leaves behind: its log and counters."""

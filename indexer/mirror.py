@@ -183,16 +183,15 @@ class Mirror:
         self._sizes["host"] = 0
         return freed > 0
 
-    def sweep(self, shards: int | None = None) -> bool:
+    def sweep(self) -> bool:
         """Clear retired slots from the next few shards, well below 1 ms of work; says whether there is more to do."""
         if not self._sweeping:
             if not self._retired:
                 return False
             self._sweeping, self._retired, self._next_shard = self._retired, 0, 0
-        stop = SHARDS if shards is None else min(self._next_shard + shards, SHARDS)
         room = SWEEP_KEYS
         # By what the shards hold, not by their mean: those behind this sweep are emptier than those before it.
-        while self._next_shard < stop and (room > 0 or shards is not None):
+        while self._next_shard < SHARDS and room > 0:
             for tier in TIERS:
                 shard = self._tiers[tier][self._next_shard]
                 room -= len(shard) + SWEEP_SHARD_KEYS

@@ -57,7 +57,7 @@ class NaiveMirror:
         if slot in self._slots:
             self._slots[slot][tier].difference_update(keys)
 
-    def sweep(self, shards: int | None = None) -> bool:
+    def sweep(self) -> bool:
         """Nothing to do: a retired slot is gone at once."""
         return False
 

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from redis.exceptions import RedisError
@@ -123,7 +123,7 @@ class PartFollower:
                 await self._follow()
             except LogBrokenError as broken:
                 reason = broken.reason
-                logger.info("the index log of %s is broken (%s): reading it again", self.part.prefix, reason)
+                logger.info("reading the index of %s again (%s)", self.part.prefix, reason)
                 await asyncio.sleep(RETRY_SECONDS[0] * random.uniform(0.5, 1.0))
             except (RedisError, OSError) as error:
                 if not self._complained:
@@ -170,9 +170,12 @@ class PartFollower:
                 break
             await asyncio.sleep(RETRY_SECONDS[0] * random.uniform(0.5, 1.0))
         self._last_id = newest[0][0].decode() if newest else "0-0"
-        return {name.decode(): WorkerRecord.decode(name.decode(), record) for name, record in packed.items()}
+        workers = {name.decode(errors="replace"): record for name, record in packed.items()}
+        return {worker_id: WorkerRecord.decode(worker_id, record) for worker_id, record in workers.items()}
 
-    async def _take_slot(self, worker_id: str, slot: int, buckets: Any, epoch: str, facts: WorkerFacts) -> None:
+    async def _take_slot(
+        self, worker_id: str, slot: int, buckets: Mapping[str, int], epoch: str, facts: WorkerFacts
+    ) -> None:
         """Read a slot and switch the worker to it; what the worker held until then matches no more."""
         known = self._epochs.get(worker_id)
         self._epochs[worker_id] = epoch
@@ -193,7 +196,7 @@ class PartFollower:
         self._unlisted.discard(worker_id)
         self._mirror.set_worker(worker_id, mirror_slot, facts)
 
-    async def _read_slot(self, mirror_slot: int, slot: int, buckets: Any) -> None:
+    async def _read_slot(self, mirror_slot: int, slot: int, buckets: Mapping[str, int]) -> None:
         for tier in TIERS:
             count = buckets.get(tier, 0)
             for first in range(0, count, BUCKETS_A_READ):
@@ -319,7 +322,9 @@ class PartFollower:
         beats: list[tuple[bytes, float]] = await self._redis.zrange(self.part.key("beats"), 0, -1, withscores=True)
         if beats:
             newest = max(score for _, score in beats)
-            self.late = frozenset(worker.decode() for worker, score in beats if newest - score > LATE_MS)
+            self.late = frozenset(
+                worker.decode(errors="replace") for worker, score in beats if newest - score > LATE_MS
+            )
         else:
             self.late = frozenset()
         self._changed()

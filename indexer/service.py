@@ -77,13 +77,14 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self, request_iterator: AsyncIterator[pb.PublishRequest], context: Context
     ) -> None:
         """One worker's stream; see proto/warmroute/v1/index.proto."""
+        # A deadline that cuts the very first write would leave grpc unsure whether headers went out, and the stream
+        # without a status.
+        await context.send_initial_metadata(())
+        # Nothing waits from here until the session is counted: streams that come at once must not all pass.
         if self.draining:
             await self._refuse(context, grpc.StatusCode.UNAVAILABLE, "this indexer is ending; connect to another")
         if len(self._sessions) >= self._config.max_streams:
             await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "this indexer has all the streams it takes")
-        # A deadline that cuts the very first write would leave grpc unsure whether headers went out, and the stream
-        # without a status.
-        await context.send_initial_metadata(())
         session: Session | None = None
         try:
             async with asyncio.timeout(HELLO_SECONDS) as end:
@@ -260,7 +261,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         if used := self._pools_in_use():
             await self._beats.sadd(POOLS_KEY, *used)
         pools = await cast(Awaitable[set[bytes]], self._beats.smembers(POOLS_KEY))
-        self._ledgers.know(pool.decode() for pool in pools)
+        self._ledgers.know(pool.decode(errors="replace") for pool in pools)
         by_clock = self.ledger_up and time.monotonic() - self._up_since > late_seconds
         for pool, parts in list(self._ledgers.pools.items()):  # pools may come while this waits
             remaining = 0

@@ -35,6 +35,10 @@ class _CachedLabels:
         self._found = None
         super().remove(*values)  # type: ignore[misc]
 
+    def remove_by_labels(self, labels: dict[str, str]) -> None:
+        self._found = None
+        super().remove_by_labels(labels)  # type: ignore[misc]
+
     def clear(self) -> None:
         self._found = None
         super().clear()  # type: ignore[misc]

@@ -189,7 +189,7 @@ class GatewayMetrics:
         )
         self.mirror_boots = Counter(
             "warmroute_mirror_boots",
-            "Times the mirror read the whole index, by reason: start, trimmed, wiped, parts, room, error.",
+            "Times the mirror read a whole part, by reason: start, trimmed, wiped, room, error.",
             ["pool", "reason"],
             registry=registry,
         )
@@ -289,7 +289,7 @@ class WorkerMetrics:
             "Age of the oldest change that no indexer has acknowledged; 0 when there is none.",
             registry=registry,
         )
-        self.snapshots = Counter("warmroute_worker_snapshots", "Snapshots sent.", registry=registry)
+        self.snapshots = Counter("warmroute_worker_snapshots", "Snapshots acknowledged.", registry=registry)
         self.deltas = Counter("warmroute_worker_deltas", "Deltas acknowledged.", registry=registry)
         self.reconnects = Counter(
             "warmroute_worker_reconnects",

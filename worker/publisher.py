@@ -204,7 +204,8 @@ class Publisher:
             finally:
                 call.cancel()
 
-    async def _hello(self, call: Call) -> pb.Welcome:
+    def hello(self) -> pb.Hello:
+        """What introduces this worker to an indexer now."""
         identity = self.identity
         hello = pb.Hello(
             format_version=FORMAT_VERSION,
@@ -224,6 +225,10 @@ class Publisher:
         )
         if identity.tokenizer_digest:
             hello.files.add(name="tokenizer.json", digest=identity.tokenizer_digest, size=identity.tokenizer_bytes)
+        return hello
+
+    async def _hello(self, call: Call) -> pb.Welcome:
+        hello = self.hello()
         async with asyncio.timeout(ANSWER_SECONDS):
             await call.write(pb.PublishRequest(hello=hello))
             response = await call.read()

@@ -6,12 +6,12 @@ sent away must reach another replica, and workers must spread over all of them.
 
 from __future__ import annotations
 
-import asyncio
 import random
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from warmroute.addresses import resolve
 
 RESOLVE_SECONDS: Final = 5.0
 
@@ -56,19 +56,15 @@ class Replicas:
         self._shunned.clear()
 
     async def _resolve(self) -> list[Replica]:
-        loop = asyncio.get_running_loop()
         found: dict[str, Replica] = {}
         problems: list[str] = []
         for name in self.names:
-            host, _, port = name.rpartition(":")
             try:
-                async with asyncio.timeout(RESOLVE_SECONDS):
-                    answers = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+                addresses = await resolve(name, RESOLVE_SECONDS)
             except (OSError, TimeoutError) as error:
                 problems.append(f"{name} does not resolve: {error or 'no answer'}")
                 continue
-            for family, _, _, _, sockaddr in answers:
-                address = f"[{sockaddr[0]}]:{port}" if family == socket.AF_INET6 else f"{sockaddr[0]}:{port}"
+            for address in addresses:
                 found.setdefault(address, Replica(address, name))
         if not found:
             raise UnresolvedError("; ".join(problems))

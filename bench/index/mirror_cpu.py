@@ -105,7 +105,6 @@ def _entry(slot: int, added: Sequence[int], removed: Sequence[int]) -> dict[byte
         b"p": b"0-0",
         b"k": b"delta",
         b"w": worker_id(slot).encode(),
-        b"e": b"0" * 16,
         b"s": str(slot).encode(),
         b"keys": encode_delta({"device": added}, {"device": removed}),
     }

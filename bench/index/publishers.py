@@ -30,11 +30,10 @@ STEP_SECONDS = 0.025
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """`started_at` and `acknowledged_at`: time.monotonic, which all processes of a machine share. `merge_cpu_seconds`:
+    """`started_at`: time.monotonic, which all processes of a machine share. `merge_cpu_seconds`:
     what the workers' states took for the changes, before anything was sent."""
 
     started_at: float
-    acknowledged_at: float
     merge_cpu_seconds: float
 
 
@@ -63,14 +62,16 @@ class Publishers:
         for publisher, change in zip(self._publishers, changes, strict=True):
             publisher.state.apply("device", change, started_at)
         merge_cpu = time.thread_time() - cpu
-        return Published(started_at, await self._acknowledged(), merge_cpu)
+        await self._acknowledged()
+        return Published(started_at, merge_cpu)
 
     async def snapshots(self) -> Published:
         """All workers start a new epoch with the cache they have, and send it as snapshots."""
         started_at = time.monotonic()
         for publisher in self._publishers:
             publisher.state.renew(new_epoch(), started_at)
-        return Published(started_at, await self._acknowledged(), 0.0)
+        await self._acknowledged()
+        return Published(started_at, 0.0)
 
     async def steady(self, keys_per_s: float, seconds: float) -> Steady:
         """Every worker evicts and adds as many keys as it must, every 25 ms, for all to change so many a second."""
@@ -106,8 +107,8 @@ class Publishers:
             for publisher in self._publishers
         }
 
-    async def _acknowledged(self) -> float:
-        """Wait until nothing is unpublished; the time of that."""
+    async def _acknowledged(self) -> None:
+        """Wait until nothing is unpublished."""
         while not all(  # noqa: ASYNC110 - nothing in the publishers tells of it
             publisher.connected
             and publisher.state.seq
@@ -116,7 +117,6 @@ class Publishers:
             for publisher in self._publishers
         ):
             await asyncio.sleep(FEED_SECONDS)
-        return time.monotonic()
 
 
 @asynccontextmanager

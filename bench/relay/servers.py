@@ -7,13 +7,13 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.relay.load import API_KEY, MODEL
+from warmroute.cli.children import free_ports
 
 STOP_SECONDS = 10.0
 
@@ -56,10 +56,7 @@ http {{
 
 def free_port() -> int:
     """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 class Server:

@@ -25,7 +25,6 @@ FLUSH_SECONDS: Final = 0.5
 PENDING_LIMIT: Final = 20_000
 """Most lines that wait to be written; more are dropped and counted."""
 PATH_LIMIT: Final = 256
-CLIENT_LEFT: Final = 499
 
 
 class Entry(NamedTuple):
@@ -64,7 +63,6 @@ class AccessLog:
         if len(self._pending) >= PENDING_LIMIT:
             self._drop(1)
             return
-        status = CLIENT_LEFT if reply.status is None else reply.status
         self._pending.append(
             Entry(
                 time.time(),
@@ -72,7 +70,7 @@ class AccessLog:
                 request.client,
                 request.method,
                 request.path[:PATH_LIMIT],
-                status,
+                reply.final_status,
                 reply.worker,
                 seconds,
             )
@@ -100,7 +98,11 @@ class AccessLog:
             try:
                 await asyncio.to_thread(self._write, entries)
                 self._failing = False
-            except (OSError, ValueError) as error:  # ValueError: standard output is closed
+            except (
+                OSError,
+                ValueError,
+                RuntimeError,
+            ) as error:  # standard output is closed; no thread could be started
                 self._drop(len(entries))
                 if not self._failing:  # once, not twice a second
                     self._failing = True

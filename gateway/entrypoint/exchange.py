@@ -83,7 +83,6 @@ class Exchange:
         self._idle_seconds = limits.stream_idle_seconds
         self._edit = edit
         self._ends_at = ends_at
-        self._changed = False
         self._loop = loop
         self._head_only = head.startswith(b"HEAD ")
         self._upstream: UpstreamConnection | None = None
@@ -180,7 +179,7 @@ class Exchange:
             return
         self._remember(data)
         self._await_more()
-        self._reply.write(data if self._edit is None else self._edited(data, last))
+        self._reply.write(self._edited(data, last))
         if last:
             self._complete(head)
 
@@ -272,9 +271,8 @@ class Exchange:
     def _show(self, head: ReplyHead, body: bytes, last: bool) -> None:
         """Begin the client's reply."""
         headers = reply_headers(head, self._assignment.reply_headers)
-        if self._edit is not None:
-            self._changed = self._edit.begin(head)
-            body = self._edited(body, last)
+        changed = self._edit is not None and self._edit.begin(head)
+        body = self._edited(body, last)
         if last and not self._head_only:
             self._reply.send(head.status, headers, body)
             self._complete(head)
@@ -283,7 +281,7 @@ class Exchange:
         if self._upstream is not None:
             self._await_more()
             self._reply.attach(self)
-        self._reply.start(head.status, headers, None if self._changed else head.length, body)
+        self._reply.start(head.status, headers, None if changed else head.length, body)
         if last:
             self._complete(head)
 

@@ -87,3 +87,8 @@ def render_headers(headers: Iterable[Header]) -> bytes:
     lines = [b": ".join(item) for item in headers]
     lines.append(b"")
     return b"\r\n".join(lines)
+
+
+def media_type(content_type: bytes | None) -> bytes:
+    """The type of a content-type header, lower-case, without parameters; empty when there is none."""
+    return b"" if content_type is None else content_type.partition(b";")[0].strip().lower()

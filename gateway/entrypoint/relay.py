@@ -16,9 +16,6 @@ from gateway.entrypoint.watch import NEVER
 from gateway.routing.assignment import Assigner, Assignment, Outcome
 from warmroute.config import GatewayConfig
 
-CLIENT_CLOSED_REQUEST = 499
-"""Status in results and metrics of a request whose client left before a head was sent; never on the wire."""
-
 
 @dataclass(slots=True)  # not frozen: see Request
 class RelayResult:
@@ -90,7 +87,7 @@ async def relay(
     if not reply.started and not reply.closed:
         _answer_failure(reply, assignment, exchange)
     return RelayResult(
-        status=CLIENT_CLOSED_REQUEST if reply.status is None else reply.status,
+        status=reply.final_status,
         outcome=exchange.outcome if exchange is not None else Outcome.CLIENT_GONE if reply.closed else None,
         worker_id=None if assignment is None else assignment.worker_id,
         attempts=attempts,

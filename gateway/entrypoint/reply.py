@@ -35,6 +35,10 @@ class _Date:
 _date = _Date()
 
 
+CLIENT_CLOSED_REQUEST = 499
+"""Status in results and metrics of a request whose client left before a head was sent; never on the wire."""
+
+
 class Reply:
     """Writes one reply to the client, in one of two ways: `send`, or `start`, `write` as often as needed, `finish`.
 
@@ -98,6 +102,11 @@ class Reply:
         """Called once when `closed` becomes true before the reply is finished."""
         self.on_cut: Callable[[], bool] | None = None
         """Called when the server's grace ends within the reply; whether it has ended the reply by that."""
+
+    @property
+    def final_status(self) -> int:
+        """The status sent; CLIENT_CLOSED_REQUEST where the client left before a head."""
+        return CLIENT_CLOSED_REQUEST if self.status is None else self.status
 
     def send(self, status: int, headers: Iterable[Header] = (), body: bytes = b"") -> None:
         """Send a whole reply."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gateway.entrypoint.http import media_type
+
 _DATA_LINE = re.compile(rb"[\r\n]data:")
 _CARRY = len(b"\ndata")
 
@@ -28,7 +30,7 @@ class FirstDataLine:
 
 def is_event_stream(content_type: bytes | None) -> bool:
     """Whether a content-type header says `text/event-stream`."""
-    return content_type is not None and content_type.partition(b";")[0].strip().lower() == b"text/event-stream"
+    return media_type(content_type) == b"text/event-stream"
 
 
 def error_event(error: bytes, sent: bytes, *, name: bytes = b"") -> bytes:

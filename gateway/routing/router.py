@@ -104,7 +104,7 @@ class PoolRouter:
         return self._adapters
 
     def engine(self) -> str | None:
-        """The engine that most workers say they are; None where none has said so."""
+        """The engine that most workers say they are; the configured one, if any, where none has said so."""
         self._refresh()
         return self._engine
 
@@ -115,25 +115,22 @@ class PoolRouter:
             return
         self._seen, self._seen_changes = mirror, mirror.worker_changes
         self.workers.set_index(mirror.workers, mirror.slots)
-        self._derive_key_space()
+        self._derive()
 
     def set_targets(self, targets: Iterable[Target]) -> list[Worker]:
         """Take discovery's complete set; returns the workers that left."""
         gone = self.workers.set_targets(targets)
-        self._derive_key_space()
+        self._derive()
         return gone
 
-    def _derive_key_space(self) -> None:
-        """What most of the workers that requests can go to key by. Others in the index have no say."""
+    def _derive(self) -> None:
+        """Key space, engine and adapters, by what the workers that requests can go to say; others have no say."""
+        told = [worker.facts for worker in self.workers.all if worker.facts is not None]
         spaces: Counter[KeySpace] = Counter()
-        engines = Counter(worker.facts.engine for worker in self.workers.all if worker.facts is not None)
+        engines = Counter(facts.engine for facts in told)
         self._engine = engines.most_common(1)[0][0] if engines else self.config.engine
-        self._adapters = frozenset(
-            adapter for worker in self.workers.all if worker.facts is not None for adapter in worker.facts.adapters
-        )
-        for facts in (worker.facts for worker in self.workers.all):
-            if facts is None:
-                continue
+        self._adapters = frozenset(adapter for facts in told for adapter in facts.adapters)
+        for facts in told:
             if facts.model != self.config.model and facts.model not in self._warned and len(self._warned) < WARNINGS:
                 self._warned.add(facts.model)
                 logger.warning(

@@ -87,7 +87,7 @@ class Forwarder:
         except BadRequestError as error:
             send_error(reply, 400, str(error), param=error.param)
             return NO_POOL
-        served = self._served(reply, parsed, route, tenant)
+        served = self._served(reply, parsed, tenant)
         if served is None:
             return NO_POOL
         previous = None if parsed.fields is None else parsed.fields.get("previous_response_id")
@@ -126,12 +126,11 @@ class Forwarder:
             result = await relay(
                 request, request.body, reply, routed, pool.upstreams or self._upstreams, self._config, edit
             )
-            admission.settle(0)
         if request.method == "DELETE" and result.outcome is Outcome.COMPLETED:
             self.stored.forget(path.response_id)
         return pool.name
 
-    def _served(self, reply: Reply, parsed: Parsed, route: Route, tenant: Tenant) -> Served | None:
+    def _served(self, reply: Reply, parsed: Parsed, tenant: Tenant) -> Served | None:
         """The pool and model of a request; None where it was refused."""
         if parsed.model is None:
             served = self._models.only
@@ -173,6 +172,7 @@ class Forwarder:
         salt = self._access.salts.salt(tenant, given if isinstance(given, str) else None) if route.salted else None
         keyed = await self._key(served, route, parsed, len(request.body), salt)
         if reply.closed:
+            admission.settle(0)
             return
         edits = RequestEdits(
             model=served.name if served.alias else None,
@@ -236,10 +236,12 @@ class Forwarder:
         """Count what the reply says it used, and settle it with the tenant's limits."""
         outcome = result.outcome
         if outcome is not Outcome.COMPLETED:
-            if result.first_byte_at is None or outcome is Outcome.REFUSED or outcome is Outcome.SERVER_ERROR:
-                admission.settle(0)
+            # Leaving is not for free, neither before the usage comes nor while a worker computes the first byte.
+            left = outcome is Outcome.CLIENT_GONE and result.attempts > 0
+            if left or (result.first_byte_at is not None and outcome not in {Outcome.REFUSED, Outcome.SERVER_ERROR}):
+                admission.settle_estimate(result.reply_tokens)
             else:
-                admission.settle_estimate(result.reply_tokens)  # leaving before the usage comes is not for free
+                admission.settle(0)
             return
         usage = read_usage(result.tail, identity=result.content_encoding in {None, b"identity"})
         if usage is None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.entrypoint.http import media_type
 from gateway.prompts.body import BadRequestError
 
 PARTS_LIMIT: Final = 128
@@ -32,7 +33,7 @@ class FormModel:
 
 def is_form(content_type: bytes | None) -> bool:
     """Whether a content-type header says multipart/form-data."""
-    return content_type is not None and content_type.partition(b";")[0].strip().lower() == b"multipart/form-data"
+    return media_type(content_type) == b"multipart/form-data"
 
 
 def form_model(content_type: bytes, body: bytes) -> FormModel | None:

@@ -8,6 +8,7 @@ from typing import Final
 
 import orjson
 
+from gateway.entrypoint.http import media_type
 from gateway.entrypoint.sse import is_event_stream
 from gateway.entrypoint.upstream_connection import ReplyHead
 from gateway.surface.json_members import Member, NotAnObjectError, last, members, splice, value_of_only
@@ -46,7 +47,7 @@ class ReplyEdits:
         if is_event_stream(kind):
             if self._model is not None or self._drop_usage:
                 self._edit = EventEdit(self._model, drop_usage=self._drop_usage)
-        elif self._model is not None and kind is not None and kind.partition(b";")[0].strip().lower() == _JSON:
+        elif self._model is not None and media_type(kind) == b"application/json":
             self._edit = JsonEdit(self._model)
         return self._edit is not None
 
@@ -57,9 +58,6 @@ class ReplyEdits:
 
     def finish(self) -> bytes:
         return b"" if self._edit is None else self._edit.finish()
-
-
-_JSON: Final = b"application/json"
 
 
 class JsonEdit:

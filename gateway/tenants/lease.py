@@ -40,6 +40,10 @@ class Bucket:
         """Use so many units, or give back as many where it is negative."""
         self._balance = min(self.capacity, self.balance(now) - amount)
 
+    def resize(self, capacity: float) -> None:
+        """Another capacity from now on."""
+        self.capacity, self._balance = capacity, min(self._balance, capacity)
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -187,6 +191,8 @@ class Lease:
             self._local, self._local_used, self.held = Bucket(self.limit / gateways, balance, now), 0, 0
 
     def resize(self, limit: int) -> None:
-        """The tenant's limit has changed."""
+        """The tenant's limit has changed; this gateway's share changes with it."""
+        if self._local is not None:
+            self._local.resize(self._local.capacity * limit / self.limit)
         self._known = min(self._known, float(limit)) if limit < self.limit else self._known + limit - self.limit
         self.held, self.limit = min(self.held, limit), limit

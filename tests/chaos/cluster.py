@@ -199,7 +199,9 @@ class Cluster:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             async with asyncio.timeout(1), grpc.aio.insecure_channel(self.address()) as channel:
                 call = index_pb2_grpc.IndexServiceStub(channel).Publish()
-                await call.write(pb.PublishRequest(hello=_hello(publisher, epoch)))
+                hello = publisher.hello()
+                hello.epoch, hello.seq = epoch, 0
+                await call.write(pb.PublishRequest(hello=hello))
                 response = await call.read()
                 seq = response.welcome.seq if isinstance(response, pb.PublishResponse) else 0
                 strange = [pb.TierKeys(tier=pb.TIER_DEVICE, keys=[STRANGE_KEY])]
@@ -244,25 +246,6 @@ async def cluster(seed: int, *, workers: int, parts: int = 1) -> AsyncIterator[C
                 await made.stop()
         finally:
             redis.kill()
-
-
-def _hello(publisher, epoch: int) -> pb.Hello:
-    identity = publisher.identity
-    return pb.Hello(
-        format_version=1,
-        pool=identity.pool,
-        worker_id=identity.worker_id,
-        epoch=epoch,
-        address=identity.address,
-        model=identity.model,
-        engine=identity.engine,
-        engine_version=identity.engine_version,
-        engine_block_tokens=identity.engine_block_tokens,
-        index_block_tokens=identity.index_block_tokens,
-        pool_fingerprint=identity.fingerprint,
-        capacity=[pb.TierCapacity(tier=pb.TIER_DEVICE, keys=identity.capacity_keys)],
-        publishes_events=True,
-    )
 
 
 Fault = Callable[[Cluster], object]

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import grpc
+import pytest
 from prometheus_client import CollectorRegistry
 
 from indexer.layout import Part, WorkerFacts
@@ -162,3 +163,17 @@ def in_step(follower: PoolIndex, *engines: Engine) -> bool:
         set(mirror.held(engine.publisher.identity.worker_id, "device")) == engine.publisher.state.held("device")
         for engine in engines
     )
+
+
+async def raw_status(address: str, *messages: bytes) -> grpc.aio.AioRpcError:
+    """How a stream ends that sends these bytes."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stream = channel.stream_stream("/warmroute.v1.IndexService/Publish")()
+        try:
+            for message in messages:
+                await stream.write(message)
+            while await stream.read():
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error
+    pytest.fail("the stream ended without an error")

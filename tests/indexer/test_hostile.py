@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
-import pytest
 
 from indexer.server import STREAMS_A_CONNECTION
 from indexer.validation import KEYS_LIMIT
-from tests.indexer.support import POOL, Indexer, engine, indexer, running
+from tests.indexer.support import POOL, Indexer, engine, indexer, raw_status, running
 from tests.indexer.test_service import hello, last_status, run
 from tests.support import eventually
 from warmroute.v1 import index_pb2 as pb
@@ -66,20 +65,6 @@ async def witnessed(redis_url: str, **config) -> AsyncIterator[Indexer]:
             await eventually(lambda: worker.publisher._metrics.deltas._value.get())
             (family,) = worker.publisher._metrics.reconnects.collect()
             assert not family.samples
-
-
-async def raw_status(address: str, *messages: bytes) -> grpc.aio.AioRpcError:
-    """How a stream ends that sends these bytes."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        stream = channel.stream_stream("/warmroute.v1.IndexService/Publish")()
-        try:
-            for message in messages:
-                await stream.write(message)
-            while await stream.read():
-                pass
-        except grpc.aio.AioRpcError as error:
-            return error
-    pytest.fail("the stream ended without an error")
 
 
 def test_messages_against_the_rules_are_refused_by_field(redis_url: str) -> None:

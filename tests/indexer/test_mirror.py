@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from indexer.layout import WorkerFacts
-from indexer.mirror import SHARDS, Match, Mirror
+from indexer.mirror import SHARDS, SWEEP_KEYS, Match, Mirror
 from indexer.naive_mirror import NaiveMirror
 
 FACTS = WorkerFacts("127.0.0.1:1", "m", "builtin", "0", 16, 64, "f", publishes_events=True)
@@ -158,9 +158,9 @@ class MirrorMachine(RuleBasedStateMachine):
         self.mirror.drop_worker(worker)
         self.naive.drop_worker(worker)
 
-    @rule(shards=st.integers(1, SHARDS))
-    def sweep(self, shards: int) -> None:
-        self.mirror.sweep(shards)
+    @rule()
+    def sweep(self) -> None:
+        self.mirror.sweep()
 
     @invariant()
     def holds_the_same(self) -> None:
@@ -172,7 +172,7 @@ class MirrorMachine(RuleBasedStateMachine):
         assert self.mirror.match(asked) == self.naive.match(asked)
 
     def teardown(self) -> None:
-        while self.mirror.sweep(SHARDS):
+        while self.mirror.sweep():
             pass
         for tier in ("device", "host"):
             assert self.mirror.tier_size(tier) == self.naive.tier_size(tier)
@@ -186,9 +186,9 @@ def test_sweeping_is_in_slices() -> None:
     mirror = mirror_with(w=range(SHARDS * 2))
     mirror.drop_worker("w")
     slices = 1
-    while mirror.sweep(64):
+    while mirror.sweep():
         slices += 1
-    assert slices == SHARDS // 64
+    assert slices > SHARDS * 2 // SWEEP_KEYS
     assert mirror.size == 0
 
 

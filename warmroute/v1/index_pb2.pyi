@@ -478,7 +478,7 @@ Global___SnapshotWanted: _TypeAlias = SnapshotWanted  # noqa: Y015
 
 @_typing.final
 class SnapshotDeferred(_message.Message):
-    """SnapshotDeferred tells the worker to send its snapshot later: enough of the pool's are under way."""
+    """SnapshotDeferred tells the worker to send its snapshot later: enough of its part's are under way."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

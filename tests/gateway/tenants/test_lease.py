@@ -98,3 +98,12 @@ def test_a_debt_is_paid_with_the_next_order_and_owed_again_when_that_fails() -> 
     assert lease.held == -7
     lease.use(10**9, 0.0)
     assert lease.held == -600
+
+
+def test_a_limit_that_changes_without_redis_holds_at_once() -> None:
+    lease = Lease(60, 0.0)
+    lease.alone(2, 0.0)
+    lease.resize(6)
+    assert lease.remaining(0.0) == 3
+    lease.resize(600)
+    assert lease.remaining(60.0) == 300
