@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from pathlib import Path
 
@@ -43,6 +44,32 @@ def test_leaving_before_the_usage_comes_is_not_for_free(redis_url: str, tmp_path
                 data = b""
                 while data.count(b"tok") < events:
                     data += await user.reader.read(65_536)
+                user.leave()
+            await eventually(gateway.idle)
+            assert await is_refused(gateway)
+
+    run(scenario())
+
+
+def test_leaving_while_a_worker_computes_the_first_byte_is_not_for_free(redis_url: str, tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def script(link: Link) -> None:
+        await link.request()
+        asked.set()
+        await link.peer_gone()
+
+    async def scenario() -> None:
+        async with (
+            worker(script) as engine,
+            limited(redis_url, tmp_path, tokens_per_minute=LIMIT) as access,
+            gate(engine.port, access=access) as gateway,
+        ):
+            async with client(gateway.server.port) as user:
+                body = b'{"model":"m","prompt":"%b"}' % (b"x" * 3200)
+                head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{bearer('a')[0]}\r\nContent-Length: {len(body)}"
+                user.send(head.encode() + b"\r\n\r\n" + body)
+                await asked.wait()
                 user.leave()
             await eventually(gateway.idle)
             assert await is_refused(gateway)
