@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from random import Random
@@ -32,6 +32,7 @@ from warmroute.metrics import GatewayMetrics
 logger = logging.getLogger(__name__)
 
 NO_MATCH = Match(0)
+NO_MATCHES: Final[Mapping[str, Match]] = {}
 NO_KEYS: Final[Sequence[int]] = ()
 WARNINGS = 16  # different complaints that are logged, once each
 
@@ -42,6 +43,8 @@ class Choice:
 
     worker: Worker
     decision: Decision
+    confirmed_blocks: int = 0
+    """Leading index blocks of the prompt that the index knows on the worker."""
 
     @property
     def terms(self) -> Terms:
@@ -187,10 +190,12 @@ class PoolRouter:
         candidates = self._candidates(now, exclude, adapter, only)
         if not candidates:
             return None
-        facts = self._facts(candidates, prompt, now)
+        confirmed = self._confirmed(prompt)
+        facts = self._facts(candidates, prompt, confirmed, now)
         request = RequestFacts(self._sequence, prompt.tokens if prompt else 0)
         decision = self._policy(request, facts, self.config.weights, self._random)
-        return Choice(candidates[decision.winner], decision)
+        worker = candidates[decision.winner]
+        return Choice(worker, decision, self._known(confirmed, worker).blocks)
 
     def _candidates(self, now: float, exclude: AbstractSet[str], adapter: str, only: str | None) -> list[Worker]:
         """Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does
@@ -216,11 +221,25 @@ class PoolRouter:
         self._sequence += 1
         self.retry_budget.request(self.clock())
 
-    def _facts(self, candidates: Sequence[Worker], prompt: Prompt | None, now: float) -> list[CandidateFacts]:
+    def _confirmed(self, prompt: Prompt | None) -> Mapping[str, Match]:
+        """What the index knows of the prompt, by the workers' names there."""
+        if prompt is None or self._space is None or not prompt.keys:
+            return NO_MATCHES
+        return self.index.mirror.match(prompt.keys)
+
+    def _known(self, confirmed: Mapping[str, Match], worker: Worker) -> Match:
+        """A worker's match; none where the index is late with it."""
+        index_id = worker.index_id
+        if index_id is None or index_id in self.index.late:
+            return NO_MATCH
+        return confirmed.get(index_id, NO_MATCH)
+
+    def _facts(
+        self, candidates: Sequence[Worker], prompt: Prompt | None, confirmed: Mapping[str, Match], now: float
+    ) -> list[CandidateFacts]:
         self.predictions.expire(now)
         space = self._space
         keys = NO_KEYS if prompt is None or space is None else prompt.keys
-        confirmed = self.index.mirror.match(keys) if keys else {}
         predicted = self.predictions.match(keys) if keys else {}
         pool, late = self.config.name, self.index.late
         report_of, booked_on = self._reports.get, self.reservations.of
@@ -259,10 +278,12 @@ class PoolRouter:
     # --- booking -----------------------------------------------------------------------------------------------------
 
     def book(self, choice: Choice, prompt: Prompt | None) -> tuple[Booking, Prediction | None]:
-        """Book the pick, and expect the prompt's blocks on it."""
+        """Book the pick, and expect the prompt's blocks on it, unless the index knows all of them there already."""
         uid = choice.worker.target.uid
         booking = self.reservations.book(uid, round(choice.terms.uncached_tokens) if prompt else 0)
-        return booking, self.predictions.predict(uid, prompt.keys) if prompt and prompt.keys else None
+        if prompt is None or len(prompt.keys) <= choice.confirmed_blocks:
+            return booking, None
+        return booking, self.predictions.predict(uid, prompt.keys)
 
     def publish_gauges(self) -> None:
         """Set the gauges that show this pool's state."""

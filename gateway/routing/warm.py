@@ -29,7 +29,7 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
     reports = [
         candidate.reported_waiting_tokens for candidate in candidates if candidate.reported_waiting_tokens is not None
     ]
-    unknown = float(median(reports)) if reports else 0.0
+    unknown = float(median(reports)) if 0 < len(reports) < len(candidates) else 0.0
     tokens, price, per_token, per_stream = request.prompt_tokens, weights.host_price, 1 + weights.g, weights.w
     terms = []
     for candidate in candidates:
