@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _FIELD = re.compile(
     rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens|cached_tokens|cache_read_input_tokens|'
