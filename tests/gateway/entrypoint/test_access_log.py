@@ -78,7 +78,7 @@ def test_lines_beyond_the_bound_and_those_that_cannot_be_written_are_counted(
 
     async def main() -> None:
         log = AccessLog(tmp_path / "missing" / "access.log", dropped.append)
-        asked = Request("GET", b"/", "/", "", [], b"", "1.1", True, "", "id", 0.0)
+        asked = Request("GET", b"/", "/", "", [], b"", "1.1", True, "", "id", 0.0, {})
         reply = Reply(asyncio.Transport(), FlowControl(), "id", method="GET", version="1.1", keep_alive=True)
         for _ in range(5):
             log.add(asked, reply, 0.1)
@@ -104,7 +104,7 @@ def test_a_pipe_that_nobody_reads_does_not_hold_up_the_end(monkeypatch: pytest.M
         with os.fdopen(writer, "wb", closefd=False) as out:
             monkeypatch.setattr(sys, "stdout", out)
             log = AccessLog("json", dropped.append)
-            asked = Request("GET", b"/", "/", "", [], b"", "1.1", True, "", "id", 0.0)
+            asked = Request("GET", b"/", "/", "", [], b"", "1.1", True, "", "id", 0.0, {})
             reply = Reply(asyncio.Transport(), FlowControl(), "id", method="GET", version="1.1", keep_alive=True)
             log.start()
             log.add(asked, reply, 0.1)
