@@ -17,8 +17,8 @@ HOT = {
     "gateway": "app usage",
     "gateway/entrypoint": "connection exchange flow_control forwarding framing http relay reply request_parser sse "
     "upstream upstream_connection watch",
-    "gateway/routing": "assignment facts least_requests predictions reservations retry_budget round_robin router warm "
-    "workers",
+    "gateway/routing": "assignment facts least_requests predictions reservations retry_budget round_robin "
+    "routed_request router warm workers",
     "gateway/surface": "access engines forwarder json_members paths pools request_edits",
     "gateway/tenants": "headers lease limiter salts share tenant tenants",
     "indexer": "mirror",

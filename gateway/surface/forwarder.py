@@ -15,7 +15,7 @@ from gateway.entrypoint.upstream import UpstreamPool
 from gateway.prompts.body import BadRequestError, Unkeyed, model_name, parse_object, routed_body
 from gateway.prompts.keyer import CHARACTERS_PER_TOKEN, Prompt
 from gateway.routing.assignment import Outcome
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from gateway.surface import engines
 from gateway.surface.access import Access
 from gateway.surface.hints import NO_HINTS, Hints, read_hints

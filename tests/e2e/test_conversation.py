@@ -62,7 +62,10 @@ async def indexed(gateway: Gateway, conversation: Conversation, tokens: int) -> 
     from gateway.prompts.body import parse_body
 
     body = orjson.dumps({"model": MODEL, "messages": conversation.messages, "cache_salt": conversation.salt})
-    prompt = await pool.keyer.key(parse_body(body, chat=True), pool.router.key_space())
+    space = pool.router.key_space()
+    if space is None:  # no worker of the pool has said Hello yet
+        return False
+    prompt = await pool.keyer.key(parse_body(body, chat=True), space)
     return any(match.blocks * INDEX_BLOCK >= tokens for match in pool.router.index.mirror.match(prompt.keys).values())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.routing.assignment import Outcome
-from gateway.routing.router import PoolAssignment, RoutedRequest
+from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from indexer.keys import pool_fingerprint, prompt_keys
 from tests.gateway.routing.support import FINGERPRINT, NAMES, TOKENIZER, Pool, open_assignments, prompt
 
