@@ -22,6 +22,7 @@ from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity, ServerSecurity
 from warmroute.metrics import GatewayMetrics, IndexerMetrics, WorkerMetrics
 from warmroute.redis_client import Client
+from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
 from worker.events import BlockRemoved, BlockStored, CacheCleared, EngineLoad
 from worker.publisher import Identity, Publisher
@@ -177,3 +178,20 @@ async def raw_status(address: str, *messages: bytes) -> grpc.aio.AioRpcError:
         except grpc.aio.AioRpcError as error:
             return error
     pytest.fail("the stream ended without an error")
+
+
+def hello(**changes) -> pb.Hello:
+    who = identity("w")
+    fields = {
+        "format_version": 1,
+        "pool": who.pool,
+        "worker_id": "w",
+        "epoch": 1,
+        "model": who.model,
+        "engine_block_tokens": 16,
+        "index_block_tokens": 64,
+        "pool_fingerprint": who.fingerprint,
+        "capacity": [pb.TierCapacity(tier=pb.TIER_DEVICE, keys=10)],
+        "publishes_events": True,
+    }
+    return pb.Hello(**{**fields, **changes})
