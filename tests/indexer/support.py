@@ -11,6 +11,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from indexer.keys import prompt_keys
 from indexer.layout import Part, WorkerFacts
 from indexer.ledger import Ledger
 from indexer.pool_index import PoolIndex
@@ -195,3 +196,16 @@ def hello(**changes) -> pb.Hello:
         "publishes_events": True,
     }
     return pb.Hello(**{**fields, **changes})
+
+
+def run(coroutine) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+def keys_of(*path: int) -> list[int]:
+    prompt = [token for number in path for token in tokens(number)]
+    return prompt_keys(prompt, identity("").fingerprint)
+
+
+async def last_status(address: str, *messages: pb.PublishRequest) -> grpc.aio.AioRpcError:
+    return await raw_status(address, *(message.SerializeToString() for message in messages))

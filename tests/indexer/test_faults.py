@@ -19,8 +19,7 @@ from indexer.ledger import (
 from indexer.mirror import Match
 from indexer.request_parser import RequestParser
 from indexer.service import IndexService
-from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, ledger, running
-from tests.indexer.test_service import keys_of, run
+from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, keys_of, ledger, run, running
 from tests.support import eventually, redis_client
 from warmroute.cli.children import free_ports
 from warmroute.config import IndexerConfig

@@ -17,9 +17,8 @@ from indexer.loads import LoadTable
 from indexer.mirror import Mirror
 from indexer.session import Session
 from indexer.validation import RefusedError
-from tests.indexer.support import FACTS, PART, engine, follower, in_step, indexer, ledger, running
+from tests.indexer.support import FACTS, PART, engine, follower, in_step, indexer, ledger, run, running
 from tests.indexer.test_part_follower import part_follower
-from tests.indexer.test_service import run
 from tests.redis_servers import server_cluster
 from tests.support import eventually, redis_client
 from warmroute.metrics import IndexerMetrics

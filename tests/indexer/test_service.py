@@ -18,24 +18,15 @@ from tests.indexer.support import (
     engine,
     follower,
     hello,
-    identity,
     in_step,
     indexer,
+    keys_of,
+    run,
     running,
-    tokens,
 )
 from tests.support import eventually, redis_client
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
-
-
-def run(coroutine) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 60))
-
-
-def keys_of(*path: int) -> list[int]:
-    prompt = [token for number in path for token in tokens(number)]
-    return prompt_keys(prompt, identity("").fingerprint)
 
 
 def test_the_mirror_follows_stores_and_removals(redis_url: str) -> None:

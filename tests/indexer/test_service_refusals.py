@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc
 
 from tests.indexer.support import (
     engine,
     hello,
     indexer,
-    raw_status,
+    last_status,
+    run,
     running,
 )
 from tests.support import eventually
 from warmroute.v1 import index_pb2 as pb
-
-
-def run(coroutine) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 60))
-
 
 REFUSED_HELLOS = [
     ({"format_version": 9}, "hello.format_version"),
@@ -48,10 +42,6 @@ REFUSED_MESSAGES = [
     (pb.PublishRequest(load=pb.Load(epoch=1, kv_cache_usage=float("nan"))), "load.kv_cache_usage"),
     (pb.PublishRequest(load=pb.Load(epoch=3)), "load.epoch"),
 ]
-
-
-async def last_status(address: str, *messages: pb.PublishRequest) -> grpc.aio.AioRpcError:
-    return await raw_status(address, *(message.SerializeToString() for message in messages))
 
 
 def test_bad_messages_are_refused_with_the_field(redis_url: str) -> None:
