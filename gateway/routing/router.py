@@ -23,6 +23,7 @@ from gateway.routing.reservations import Booking, Reservations
 from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.workers import State, Worker, WorkerTable
 from indexer.keys import pool_fingerprint
+from indexer.layout import WorkerFacts
 from indexer.mirror import Match, Mirror
 from indexer.pool_index import PoolIndex
 from warmroute.config import PoolConfig
@@ -106,6 +107,12 @@ class PoolRouter:
         self._refresh()
         return self._adapters
 
+    @property
+    def worker_facts(self) -> list[WorkerFacts]:
+        """What the workers that requests can go to say of themselves, those of them that the index knows."""
+        self._refresh()
+        return [worker.facts for worker in self.workers.all if worker.facts is not None]
+
     def engine(self) -> str | None:
         """The engine that most workers say they are; the configured one, if any, where none has said so."""
         self._refresh()
@@ -159,7 +166,7 @@ class PoolRouter:
                 self._warned.add(facts.fingerprint)
                 logger.error(
                     "pool %s: worker %s has fingerprint %s, this gateway's tokenizer gives %s: it is routed by load. "
-                    "Give model_path the files that the engine serves",
+                    "Give all of the pool's workers the same files, and model_path too where it is set",
                     self.config.name,
                     facts.address,
                     facts.fingerprint,
