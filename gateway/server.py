@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections import Counter
 from collections.abc import Coroutine
@@ -21,6 +22,7 @@ from gateway.discovery.targets import Target
 from gateway.entrypoint.server import Server
 from gateway.entrypoint.upstream import UpstreamPool
 from gateway.entrypoint.upstream_security import UpstreamSecurity
+from gateway.flight import CALL_SECONDS, FlightExchange
 from gateway.health import HealthChecks
 from gateway.loads import LoadReports
 from gateway.prompts.engine_tokens import EngineTokens
@@ -61,9 +63,14 @@ class Gateway:
         grpc_config: GrpcConfig | None = None,
         tenants_config: TenantsConfig | None = None,
         limits_redis: Client | None = None,
+        flight_redis: Client | None = None,
+        *,
+        name: str = "",
     ) -> None:
-        """Raises StartupError. `limits_redis`: a client of its own for limits and stored responses, so that calls that
-        hang take no connection from the index's reader; `redis` when left out."""
+        """Raises StartupError. `limits_redis`: a client of its own for limits and stored responses, `flight_redis`: one
+        for what gateways tell each other, so that calls that hang take no connection from the index's reader; `redis`
+        when left out. `name`: of this process among all gateways, the same after a restart; host and port when left
+        out."""
         self.config = config
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
@@ -74,8 +81,12 @@ class Gateway:
             self.metrics,
             ClientSecurity(grpc_config or GrpcConfig()),
         )
+        self.name = name or f"{socket.gethostname()}:{config.port}"
+        self._flight_redis = flight_redis or redis
+        self._exchanges: list[FlightExchange] = []
         self.pools: dict[str, Pool] = {}
         self.health: list[HealthChecks] = []
+        self._indexes: dict[str, PoolIndex] = {}
         self._supplies: list[KeyerSupply] = []
         self._securities: list[UpstreamSecurity] = []
         for pool in config.pools:
@@ -95,7 +106,11 @@ class Gateway:
 
     def _pool(self, config: PoolConfig, redis: Client) -> Pool:
         index = PoolIndex(redis, config.name, self.metrics)
+        self._indexes[config.name] = index
         router = PoolRouter(config, index, self._reports, self.metrics, clock=time.monotonic)
+        self._exchanges.append(
+            FlightExchange(self._flight_redis, config.name, router.flight, self.metrics, name=self.name)
+        )
         supply = KeyerSupply(
             config,
             self.metrics,
@@ -128,10 +143,11 @@ class Gateway:
             *(security.run() for security in self._securities),
             *self.access.tasks(),
             *self._app.tasks(),
+            *(exchange.run() for exchange in self._exchanges),
         ]
         for pool in self.pools.values():
             config = pool.router.config
-            tasks.append(pool.router.index.run())
+            tasks.append(self._indexes[pool.name].run())
             take_targets = partial(self._take_targets, pool.router)
             take_targets(static_targets(config.workers))
             if config.kubernetes is not None:
@@ -173,9 +189,11 @@ class Gateway:
             pools[pool.name] = {
                 "ready_workers": states[State.READY],
                 "workers": len(router.workers),
-                "index": "connected" if router.index.connected else "out of reach",
+                "index": "connected" if self._indexes[pool.name].connected else "out of reach",
                 "routing": pool.routing,
                 "tokenizer": pool.prompts.describe(),
+                "bookings": "of all gateways" if router.flight.shared(now) else "own, and workers' reports",
+                "other_gateways": router.flight.gateways,
             }
         synced = all(discovery.synced for discovery in self._discoveries)
         settled = not any(supply.settling for supply in self._supplies)
@@ -213,8 +231,10 @@ async def serve(
     # A follower keeps a connection while it waits for the log.
     redis = connect(redis_config, connections=16 + MAX_PARTS * len(config.pools))
     limits_redis = connect(redis_config)
+    flight_redis = connect(redis_config.model_copy(update={"timeout_seconds": CALL_SECONDS}))
+    name = f"{socket.gethostname()}:{config.port}" + ("" if admin_socket is None else f"/{admin_socket.stem}")
     try:
-        gateway = Gateway(config, redis, grpc_config, tenants_config, limits_redis)
+        gateway = Gateway(config, redis, grpc_config, tenants_config, limits_redis, flight_redis, name=name)
         try:
             try:
                 if admin_socket is None:
@@ -233,6 +253,7 @@ async def serve(
         finally:
             await gateway.stop()
     finally:
+        await flight_redis.aclose()
         await limits_redis.aclose()
         await redis.aclose()
 

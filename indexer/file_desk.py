@@ -18,8 +18,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from indexer.file_store import FileStore, FullError
 from indexer.file_upload import FileUpload, RefusedFileError
+from warmroute.indexer_metrics import IndexerMetrics
 from warmroute.log_limit import LogLimit
-from warmroute.metrics import IndexerMetrics
 from warmroute.model_files import offered
 from warmroute.v1 import index_pb2 as pb
 

@@ -15,7 +15,7 @@ from typing import Final
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from indexer.layout import file_key, files_key
-from warmroute.metrics import IndexerMetrics
+from warmroute.indexer_metrics import IndexerMetrics
 from warmroute.model_files import FILES
 from warmroute.redis_access import FILE_COMMANDS, indexer_rules
 from warmroute.redis_client import Client

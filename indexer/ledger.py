@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from indexer.layout import POOLS_KEY, SIGN, TIERS, WRAP, Part, Tier, WorkerFacts, bucket_count, encode_delta, parts_key
-from warmroute.metrics import IndexerMetrics
+from warmroute.indexer_metrics import IndexerMetrics
 from warmroute.redis_access import INDEXER_COMMANDS, indexer_rules, missing_commands
 from warmroute.redis_client import Client
 

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from indexer.layout import Part, part_of
 from indexer.ledger import Ledger
 from warmroute.config import IndexerConfig
-from warmroute.metrics import IndexerMetrics
+from warmroute.indexer_metrics import IndexerMetrics
 
 # A pool costs a few objects here; pools are few, and a worker with a bad name must not fill memory.
 POOL_LIMIT: Final = 1024

@@ -15,8 +15,8 @@ from warmroute.admin import AdminServer
 from warmroute.config import IndexerConfig
 from warmroute.connection_config import GrpcConfig, RedisConfig
 from warmroute.grpc_security import ServerSecurity
+from warmroute.indexer_metrics import IndexerMetrics
 from warmroute.lifecycle import StartupError, cannot_listen, freeze_garbage, until_signal
-from warmroute.metrics import IndexerMetrics
 from warmroute.redis_client import connect
 from warmroute.v1 import index_pb2_grpc
 

@@ -26,8 +26,8 @@ from indexer.loads import LoadTable
 from indexer.session import HELLO_SECONDS, Claim, Session
 from indexer.validation import RefusedError, check_request
 from warmroute.config import IndexerConfig
+from warmroute.indexer_metrics import IndexerMetrics
 from warmroute.log_limit import LogLimit
-from warmroute.metrics import IndexerMetrics
 from warmroute.redis_client import Client
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc

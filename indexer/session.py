@@ -36,7 +36,7 @@ from indexer.validation import (
     check_seq,
     invalid,
 )
-from warmroute.metrics import IndexerMetrics
+from warmroute.indexer_metrics import IndexerMetrics
 from warmroute.v1 import index_pb2 as pb
 
 # Loads come every 100 ms and are the heartbeat; a stream silent for this long is half open.

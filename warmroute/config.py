@@ -1,8 +1,8 @@
 """The configuration model: one YAML file; environment variables and flags override it by one rule.
 
-The file has one section a command (`gateway`, `indexer`, `worker`, `index`, `up`, `demo`) and shared ones (`redis`,
-`grpc`, `tenants`, `log`). A field `gateway.admin_port` is the flag `--admin-port` of `warmroute gateway` and the
-environment variable `WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its section in the flag, as
+The file has one section a command (`gateway`, `indexer`, `worker`, `index`, `up`, `demo`, `replay`) and shared ones
+(`redis`, `grpc`, `tenants`, `log`). A field `gateway.admin_port` is the flag `--admin-port` of `warmroute gateway` and
+the environment variable `WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its section in the flag, as
 `--redis-url`. Flags win over the environment, the environment over the file, the file over defaults. Values of flags
 and variables are YAML, so lists and mappings can be given too. Unknown fields are errors. Relative paths start at the
 folder of the file, those of flags and variables where the command is called.
@@ -20,6 +20,7 @@ from pydantic import (
 
 from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS
 from warmroute.connection_config import GrpcConfig, RedisConfig
+from warmroute.replay_config import ReplayConfig
 from warmroute.secret import Secret
 from warmroute.setting_types import EngineName, HostPort, HostPorts, HubName, Name, PolicyName, Port, RedisUrl, Section
 
@@ -73,12 +74,21 @@ class KubernetesDiscoveryConfig(Section):
 
 
 class Weights(Section):
-    """Weights of the routing cost: pending + (1 + g + w n) uncached, in tokens."""
+    """Weights of `warm`'s cost: pending + (1 + g + w n) uncached + decode_tokens n + memory_tokens over, in tokens."""
 
     g: float = Field(3.0, ge=0, description="price of the blocks evicted to make room")
-    w: float = Field(0.3, ge=0, description="price of stalling each request in flight")
+    w: float = Field(0.2, ge=0, description="price of stalling each request in flight")
     host_price: float = Field(
         0.25, ge=0, le=1, description="share of a host block's tokens that fetching it costs; 1: as if not cached"
+    )
+    decode_tokens: float = Field(
+        100.0, ge=0, description="price of the slower steps beside each request in flight, in tokens of prefill"
+    )
+    memory_tokens: float = Field(
+        500_000.0, ge=0, description="price of a whole KV cache beyond 90 % use after admission, in tokens of prefill"
+    )
+    context: float = Field(
+        0.0, ge=0, le=1, description="share that is counted of what a long context costs, once rates are learned"
     )
 
 
@@ -141,6 +151,9 @@ class PoolConfig(Section):
     )
     policy: PolicyName = Field("warm", description="routing policy")
     weights: Weights = Field(Weights(), description="weights of the policy `warm`")
+    cost: Literal["auto", "tokens"] = Field(
+        "auto", description="unit of the policy `warm`: auto counts seconds once the workers' rates are learned"
+    )
     aliases: dict[Name, Name] = Field(
         {}, description="further public names, each with the base model or adapter it stands for"
     )
@@ -368,3 +381,4 @@ class Config(Section):
     index: IndexConfig = IndexConfig()
     up: UpConfig = UpConfig()
     demo: DemoConfig = DemoConfig()
+    replay: ReplayConfig = ReplayConfig()

@@ -1,4 +1,4 @@
-"""Every metric the product exposes, declared in one place: `warmroute_<part>_<what>_<unit>`.
+"""Every metric the product exposes, here and in `warmroute.indexer_metrics`: `warmroute_<part>_<what>_<unit>`.
 
 Labels are bounded by the deployment (pool, worker, tier, reason), never by users, prompts or unknown model names.
 Dashboards and alert rules query only what is declared here or by an engine. Each class takes the registry to declare
@@ -13,7 +13,6 @@ from warmroute.cached_labels import Counter, Histogram
 
 FIRST_BYTE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 80)
 ROUTE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
-LEDGER_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
 class GatewayMetrics:
@@ -148,6 +147,32 @@ class GatewayMetrics:
             ["pool", "worker"],
             registry=registry,
         )
+        self.flight_shared = Gauge(
+            "warmroute_gateway_flight_shared",
+            "1 while this gateway knows the other gateways' requests in flight, 0 while it goes by its own and by the "
+            "workers' reports.",
+            ["pool"],
+            registry=registry,
+        )
+        self.flight_gateways = Gauge(
+            "warmroute_gateway_flight_gateways",
+            "Other gateways (each process is one) whose requests in flight are known.",
+            ["pool"],
+            registry=registry,
+        )
+        self.flight_sent = Counter(
+            "warmroute_gateway_flight_sent",
+            "Messages about requests in flight to the other gateways: sent, failed.",
+            ["pool", "outcome"],
+            registry=registry,
+        )
+        self.flight_received = Counter(
+            "warmroute_gateway_flight_received",
+            "Messages about requests in flight: applied, gap (applied, but some before it were lost), own, stale "
+            "(repeated or out of order), refused (past a bound), malformed.",
+            ["pool", "outcome"],
+            registry=registry,
+        )
         self.workers = Gauge(
             "warmroute_gateway_workers",
             "Workers known to discovery, by state: ready, ejected, unhealthy.",
@@ -160,9 +185,27 @@ class GatewayMetrics:
             ["pool"],
             registry=registry,
         )
+        self.approximate_workers = Gauge(
+            "warmroute_gateway_approximate_workers",
+            "Workers that publish no events: what they hold is taken from what was routed to them.",
+            ["pool"],
+            registry=registry,
+        )
+        self.rated_workers = Gauge(
+            "warmroute_gateway_rated_workers",
+            "Workers whose prefill rate is learned; with half of them, costs are counted in seconds.",
+            ["pool"],
+            registry=registry,
+        )
         self.late_workers = Gauge(
             "warmroute_gateway_late_workers",
             "Workers whose heartbeat is late, routed by load alone.",
+            ["pool"],
+            registry=registry,
+        )
+        self.unreported_workers = Gauge(
+            "warmroute_gateway_unreported_workers",
+            "Workers of the index whose load report is late or missing, taken for as loaded as the others' median.",
             ["pool"],
             registry=registry,
         )
@@ -273,72 +316,6 @@ class GatewayMetrics:
             ["pool"],
             registry=registry,
         )
-
-
-class IndexerMetrics:
-    """The indexer's metrics."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.publish_streams = Gauge(
-            "warmroute_indexer_publish_streams", "Open streams of workers.", ["pool"], registry=registry
-        )
-        self.load_subscribers = Gauge(
-            "warmroute_indexer_load_subscribers", "Gateways that listen to loads.", registry=registry
-        )
-        self.snapshots = Counter("warmroute_indexer_snapshots", "Snapshots completed.", ["pool"], registry=registry)
-        self.deltas = Counter("warmroute_indexer_deltas", "Deltas applied.", ["pool"], registry=registry)
-        self.keys = Counter(
-            "warmroute_indexer_keys",
-            "Keys written, by operation: snapshot, add, remove.",
-            ["pool", "operation"],
-            registry=registry,
-        )
-        self.refusals = Counter(
-            "warmroute_indexer_refusals",
-            "Streams and messages refused, by gRPC status.",
-            ["reason"],
-            registry=registry,
-        )
-        self.dropped_workers = Counter(
-            "warmroute_indexer_dropped_workers",
-            "Workers removed from the ledger after a long silence.",
-            ["pool"],
-            registry=registry,
-        )
-        self.model_files = Counter(
-            "warmroute_indexer_model_files",
-            "Model files that workers were asked for, by what came of it: stored, refused (too long, out of order), "
-            "mismatch (not what its digest says), abandoned, full (those in use leave no room), failed (Redis).",
-            ["pool", "outcome"],
-            registry=registry,
-        )
-        self.ledger_seconds = Histogram(
-            "warmroute_indexer_ledger_seconds",
-            "Time of one call to Redis.",
-            ["operation"],
-            buckets=LEDGER_BUCKETS,
-            registry=registry,
-        )
-        self.ledger_errors = Counter(
-            "warmroute_indexer_ledger_errors", "Failed calls to Redis.", ["operation"], registry=registry
-        )
-        self.ledger_up = Gauge(
-            "warmroute_indexer_ledger_up",
-            "1 when the last heartbeat call to Redis succeeded.",
-            registry=registry,
-        )
-
-    def forget_pool(self, pool: str) -> None:
-        """Drop the series of a pool that is gone, so that names of pools come and go without an end."""
-        for metric in (
-            self.publish_streams,
-            self.snapshots,
-            self.deltas,
-            self.keys,
-            self.dropped_workers,
-            self.model_files,
-        ):
-            metric.remove_by_labels({"pool": pool})
 
 
 class WorkerMetrics:

@@ -20,6 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from warmroute.connection_config import RedisConfig
 from warmroute.lifecycle import StartupError
+from warmroute.redis_subscription import Subscription
 from warmroute.redis_url import RedisTarget
 
 # A Sentinel, or a node asked for the cluster's map, is one of several: the next one is asked soon.
@@ -51,6 +52,25 @@ class Client(Redis):
     async def masters(self) -> Sequence[Client]:
         """A client of each server that takes writes: this one, but for a cluster, which has several."""
         return (self,)
+
+    @asynccontextmanager
+    async def subscription(self, channel: str) -> AsyncIterator[Subscription]:
+        """Listen to a sharded channel, over a connection beyond those of the pool. Raises RedisError."""
+        async with self.deadline():
+            subscription = await self._subscribe(channel)
+        try:
+            yield subscription
+        finally:
+            await subscription.aclose()
+
+    async def _subscribe(self, channel: str) -> Subscription:
+        subscription = Subscription(self.connection_pool.make_connection(), channel)  # type: ignore[no-untyped-call]
+        try:
+            await subscription.open()
+        except BaseException:
+            await subscription.aclose()
+            raise
+        return subscription
 
     async def hello(self) -> dict[str, Any]:
         """What the server says of itself, permitted to every user: `version`, `role`, `mode` and more."""

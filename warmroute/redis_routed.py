@@ -26,6 +26,7 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from warmroute.redis_node import Client
+from warmroute.redis_subscription import Subscription
 
 # A resharding answers MOVED at most once or twice in a row; a failure is tried on the new master once.
 REDIRECTIONS: Final = 5
@@ -174,6 +175,21 @@ class RoutedClient(Client):
             if node is not None:
                 self._topology.lost(node)
             raise
+
+    async def _subscribe(self, channel: str) -> Subscription:
+        for attempt in range(REDIRECTIONS):
+            node = await self._topology.node(channel.encode())
+            try:
+                return await node.client._subscribe(channel)  # noqa: SLF001 - the same class
+            except MovedError as moved:
+                self._topology.moved(moved.slot_id, self._topology.at(moved.host, moved.port, node))
+            except AuthenticationError:
+                raise
+            except (ConnectionError, ClusterDownError):
+                self._topology.lost(node)
+                if attempt + 1 >= FAILURES:
+                    raise
+        raise ConnectionError(f"the nodes of the Redis Cluster do not agree on who has the channel {channel}")
 
     async def _attempt(self, node: Node, commands: Sequence[Command]) -> list[Any]:
         try:

@@ -23,7 +23,7 @@ from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS, pool_fingerprint
 from indexer.layout import Part, WorkerFacts
 from indexer.ledger import Ledger
 from warmroute.connection_config import RedisConfig
-from warmroute.metrics import IndexerMetrics
+from warmroute.indexer_metrics import IndexerMetrics
 from warmroute.redis_client import connect
 from worker.model_cache import ModelCacheError, ensure_model
 

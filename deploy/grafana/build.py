@@ -1,6 +1,6 @@
 """Build the Grafana dashboard: python deploy/grafana/build.py
 
-It queries only what warmroute/metrics.py declares and what engines expose under vLLM's names; a test parses every
+It queries only what warmroute/*metrics.py declare and what engines expose under vLLM's names; a test parses every
 expression and checks that.
 """
 
@@ -127,11 +127,13 @@ WORKER_PANELS = [
         (f"sum by (state) (max by (namespace, pool, state) (warmroute_gateway_workers{{{POOL}}}))", "{{state}}"),
     ),
     series(
-        "Late and unjoined workers",
+        "Late, unjoined and unreported workers",
         "short",
-        "Late: no heartbeat. Unjoined: discovered, but unknown to the index. Both are routed by load alone.",
+        "Late: no heartbeat. Unjoined: discovered, but unknown to the index. Both are routed by load alone. "
+        "Unreported: no load report came lately.",
         (f"sum(max by (namespace, pool) (warmroute_gateway_late_workers{{{POOL}}}))", "late"),
         (f"sum(max by (namespace, pool) (warmroute_gateway_unjoined_workers{{{POOL}}}))", "unjoined"),
+        (f"sum(max by (namespace, pool) (warmroute_gateway_unreported_workers{{{POOL}}}))", "unreported"),
     ),
     series(
         "Publishers",
@@ -213,6 +215,19 @@ MIRROR_PANELS = [
         "Open streams of the gateway with fewest; should equal the number of indexers.",
         (f"min(warmroute_gateway_load_streams{{{NAMESPACE}}})", "fewest"),
         (f"count(warmroute_indexer_ledger_up{{{NAMESPACE}}})", "indexers"),
+    ),
+    series(
+        "Bookings of all gateways known",
+        "short",
+        "0 when a gateway routes by its own bookings and the workers' reports alone.",
+        (f"min by (pool) (warmroute_gateway_flight_shared{{{POOL}}})", "{{pool}}"),
+    ),
+    series(
+        "Other gateways known",
+        "short",
+        "By the gateway, or process, that knows fewest; should equal the number of the others.",
+        (f"min by (pool) (warmroute_gateway_flight_gateways{{{POOL}}})", "{{pool}} known"),
+        (f"count by (pool) (warmroute_gateway_flight_gateways{{{POOL}}}) - 1", "{{pool}} others"),
     ),
 ]
 

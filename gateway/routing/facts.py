@@ -9,16 +9,44 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from statistics import median
+from typing import Literal
 
 from warmroute.config import Weights
+
+Unit = Literal["tokens", "seconds", "requests", "rank"]
+"""What a policy's costs are counted in."""
 
 
 @dataclass(slots=True)
 class RequestFacts:
-    """One request. `sequence` numbers the requests of this gateway and pool; `prompt_tokens` is 0 when not known."""
+    """One request. `sequence` numbers the requests of this gateway and pool; `prompt_tokens` is 0 when not known.
+
+    `affinity` is a hash of what such requests have in common, the prompt's first blocks or the session; 0 for nothing.
+    """
 
     sequence: int
     prompt_tokens: int
+    affinity: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRate:
+    """What prefill costs on one worker, as learned: `fixed` seconds a request, `per_token` seconds a token, and
+    `context` tokens that each token of context before a token costs it (attention grows with what it looks at)."""
+
+    per_token: float
+    fixed: float = 0.0
+    context: float = 0.0
+
+    def work_tokens(self, uncached: float, cached: float, counted: float = 1.0) -> float:
+        """The prefill as so many tokens without context: what is booked for it. `counted`: which share of what context
+        costs."""
+        return uncached * (1 + counted * self.context * (cached + uncached / 2)) + self.fixed / self.per_token
+
+    def seconds(self, uncached: float, cached: float) -> float:
+        """How long the worker computes `uncached` tokens behind `cached` ones, with nothing else to do."""
+        return self.per_token * self.work_tokens(uncached, cached)
 
 
 @dataclass(slots=True)
@@ -27,7 +55,9 @@ class CandidateFacts:
 
     `matched_tokens`: of the prompt, held on device or host, after the engine's own cap; `host_tokens` of them are on
     the host. `reserved_tokens`: prefill booked by gateways and not yet computed. `reported_waiting_tokens`: the
-    engine's own count, None when its report is missing or late. `in_flight`: requests booked on it.
+    engine's own count, None when its report is missing or late. `in_flight`: requests booked on it. `kv_use`: share of
+    its KV cache that running requests hold, by its report, None as above. `kv_capacity_tokens`: 0 when not known.
+    `rate`: None while it is not learned.
     """
 
     worker: str
@@ -36,11 +66,18 @@ class CandidateFacts:
     reserved_tokens: int = 0
     reported_waiting_tokens: int | None = None
     in_flight: int = 0
+    kv_use: float | None = None
+    kv_capacity_tokens: int = 0
+    rate: PrefillRate | None = None
 
 
 @dataclass(slots=True)
 class Terms:
-    """What a policy made of one candidate; `cost` decides, least first."""
+    """What a policy made of one candidate; `cost` decides, least first, in the decision's unit.
+
+    `work_tokens` is what a booking takes: the uncached tokens, or in seconds form what they cost as plain tokens.
+    `decode` and `memory` are parts of the cost, in its unit.
+    """
 
     worker: str
     matched_tokens: int
@@ -48,6 +85,9 @@ class Terms:
     uncached_tokens: float
     in_flight: int
     cost: float
+    work_tokens: float = 0.0
+    decode: float = 0.0
+    memory: float = 0.0
 
 
 @dataclass(slots=True)
@@ -56,17 +96,49 @@ class Decision:
 
     winner: int
     terms: tuple[Terms, ...]
+    unit: Unit = "tokens"
 
 
 Policy = Callable[[RequestFacts, Sequence[CandidateFacts], Weights, Random], Decision]
 """A policy is a pure function and gets at least one candidate. Equal costs are drawn from at random."""
 
 
-def least(terms: Sequence[Terms], random: Random) -> Decision:
+def least(terms: Sequence[Terms], random: Random, unit: Unit = "tokens") -> Decision:
     """The candidate of least cost; ties break at random."""
     costs = [term.cost for term in terms]
     best = min(costs)
     if costs.count(best) == 1:
-        return Decision(costs.index(best), tuple(terms))
+        return Decision(costs.index(best), tuple(terms), unit)
     tied = [position for position, cost in enumerate(costs) if cost == best]
-    return Decision(random.choice(tied), tuple(terms))
+    return Decision(random.choice(tied), tuple(terms), unit)
+
+
+def unknown_waiting(candidates: Sequence[CandidateFacts]) -> float:
+    """What a worker without a report counts as waiting: the median of the others, so that it is never best for want of
+    facts."""
+    reports = [
+        candidate.reported_waiting_tokens for candidate in candidates if candidate.reported_waiting_tokens is not None
+    ]
+    return median(reports) if reports else 0.0
+
+
+def plain_terms(
+    request: RequestFacts, candidates: Sequence[CandidateFacts], costs: Sequence[float] | None = None
+) -> list[Terms]:
+    """Terms of a policy without host price, decode and memory; costs are 0 unless given."""
+    unknown = unknown_waiting(candidates)
+    terms = []
+    for position, candidate in enumerate(candidates):
+        reported = candidate.reported_waiting_tokens
+        terms.append(
+            Terms(
+                candidate.worker,
+                candidate.matched_tokens,
+                max(unknown if reported is None else reported, candidate.reserved_tokens),
+                uncached := max(0, request.prompt_tokens - candidate.matched_tokens),
+                candidate.in_flight,
+                costs[position] if costs is not None else 0.0,
+                uncached,
+            )
+        )
+    return terms

@@ -7,7 +7,7 @@ together. They stand beside the confirmed index and are never mixed into it. The
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
 
@@ -30,6 +30,8 @@ class Predictions:
 
     def __init__(self, *, key_limit: int = DEFAULT_KEY_LIMIT) -> None:
         self.key_limit = key_limit
+        self.on_withdrawn: Callable[[Prediction], None] | None = None
+        """Told of every prediction that no longer stands, for whatever reason."""
         self._holders: dict[int, dict[str, int]] = {}
         # In order of prediction; ended ones are dropped when they come to the front.
         self._order: dict[int, Prediction] = {}
@@ -68,6 +70,8 @@ class Predictions:
         number = self._numbers.pop(prediction, None)
         if number is None:
             return
+        if self.on_withdrawn is not None:
+            self.on_withdrawn(prediction)
         del self._order[number]
         self._keys -= len(prediction.keys)
         worker = prediction.worker

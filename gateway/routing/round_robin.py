@@ -8,25 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from gateway.routing.facts import CandidateFacts, Decision, RequestFacts, Terms
+from gateway.routing.facts import CandidateFacts, Decision, RequestFacts, plain_terms
 from warmroute.config import Weights
 
 
 def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights: Weights, random: Random) -> Decision:
-    """See the module's formula."""
+    """See the module's formula; costs are how many turns a worker is away."""
     order = sorted(range(len(candidates)), key=lambda position: candidates[position].worker)
-    winner = order[request.sequence % len(order)]
-    return Decision(
-        winner,
-        tuple(
-            Terms(
-                candidate.worker,
-                candidate.matched_tokens,
-                candidate.reserved_tokens,
-                request.prompt_tokens - candidate.matched_tokens,
-                candidate.in_flight,
-                cost=float(position != winner),
-            )
-            for position, candidate in enumerate(candidates)
-        ),
-    )
+    count = len(order)
+    costs = [0.0] * count
+    for place, position in enumerate(order):
+        costs[position] = float((place - request.sequence) % count)
+    return Decision(order[request.sequence % count], tuple(plain_terms(request, candidates, costs)), "rank")

@@ -12,7 +12,7 @@ from gateway.routing.router import Choice, PoolRouter
 class RoutedRequest:
     """One request on its way through a pool: hands out assignments, one an attempt. Implements `Assigner`."""
 
-    __slots__ = ("_adapter", "_attempts", "_headers", "_only", "_prompt", "_router", "decided_at", "last")
+    __slots__ = ("_adapter", "_attempts", "_headers", "_only", "_prompt", "_router", "_streamed", "decided_at", "last")
 
     def __init__(
         self,
@@ -22,8 +22,10 @@ class RoutedRequest:
         adapter: str = "",
         only: str | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        streamed: bool = False,
     ) -> None:
-        """`adapter` and `only` as in `PoolRouter.choose`; `headers` are added to the reply."""
+        """`adapter` and `only` as in `PoolRouter.choose`; `headers` are added to the reply. `streamed`: the client
+        asked for events, so that the first byte comes when prefill is done."""
         self.last: Choice | None = None
         """The latest pick; its terms say what was expected of the worker."""
         self.decided_at: float | None = None
@@ -33,6 +35,7 @@ class RoutedRequest:
         self._adapter = adapter
         self._only = only
         self._headers = headers
+        self._streamed = streamed
         self._attempts = 0
         router.next_request()
 
@@ -50,7 +53,7 @@ class RoutedRequest:
         if self.decided_at is None:
             self.decided_at = router.clock()
         self._attempts += 1
-        return PoolAssignment(router, choice, self._prompt, self._headers)
+        return PoolAssignment(router, choice, self._prompt, self._headers, streamed=self._streamed)
 
 
 class PoolAssignment:
@@ -58,10 +61,15 @@ class PoolAssignment:
 
     __slots__ = (
         "_answered",
+        "_booked_at",
         "_booking",
+        "_first_byte_seconds",
         "_headers",
         "_prediction",
+        "_prompt",
         "_router",
+        "_streamed",
+        "_terms",
         "_worker",
         "host",
         "matched_tokens",
@@ -75,6 +83,8 @@ class PoolAssignment:
         choice: Choice,
         prompt: Prompt | None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        *,
+        streamed: bool = False,
     ) -> None:
         target = choice.worker.target
         self.worker_id = target.uid
@@ -84,6 +94,11 @@ class PoolAssignment:
         self._router = router
         self._headers = headers
         self._worker = choice.worker
+        self._terms = choice.terms
+        self._prompt = prompt
+        self._streamed = streamed
+        self._booked_at = router.clock()
+        self._first_byte_seconds = 0.0
         self._booking, self._prediction = router.book(choice, prompt)
         self._answered = False
 
@@ -98,14 +113,28 @@ class PoolAssignment:
     def first_byte(self) -> None:
         self._answered = True
         self._booking.first_byte()
+        router = self._router
+        now = router.clock()
+        self._first_byte_seconds = now - self._booked_at
         if self._prediction is not None:
-            self._router.predictions.first_byte(self._prediction, self._router.clock())
+            router.predictions.first_byte(self._prediction, now)
+        if self._prompt is not None:
+            router.computed(self._worker, self._prompt)
 
     def close(self, outcome: Outcome) -> None:
         self._booking.close()
         if self._prediction is not None and not (self._answered and outcome is Outcome.COMPLETED):
             self._router.predictions.withdraw(self._prediction)
         router, worker = self._router, self._worker
+        if self._streamed and outcome is Outcome.COMPLETED and self._prompt is not None:
+            terms = self._terms
+            router.rates.observe(
+                self.worker_id,
+                self._first_byte_seconds,
+                pending=terms.pending_tokens,
+                uncached=terms.uncached_tokens,
+                cached=self._prompt.tokens - terms.uncached_tokens,
+            )
         router.workers.ended(worker, outcome, router.clock())
         if router.workers.get(self.worker_id) is worker:  # else it is gone, and its series with it
             router.metrics.worker_requests.labels(router.config.name, worker.name, outcome).inc()

@@ -7,34 +7,32 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 from gateway.discovery.targets import Target
-from gateway.loads import LoadReports
 from gateway.prompts.keyer import KeySpace, Prompt
-from gateway.routing.facts import CandidateFacts, Decision, RequestFacts, Terms
+from gateway.routing.approximate import DEFAULT_CAPACITY_KEYS
+from gateway.routing.facts import Decision, RequestFacts, Terms
 from gateway.routing.policies import POLICIES
-from gateway.routing.predictions import Prediction, Predictions
-from gateway.routing.reservations import Booking, Reservations
+from gateway.routing.predictions import Prediction
+from gateway.routing.reservations import Booking
 from gateway.routing.retry_budget import RetryBudget
+from gateway.routing.sight import NO_KEYS, IndexView, Reports, Sight, is_approximate
 from gateway.routing.workers import State, Worker, WorkerTable
-from indexer.keys import pool_fingerprint
+from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS, pool_fingerprint
 from indexer.layout import WorkerFacts
-from indexer.mirror import Match, Mirror
-from indexer.pool_index import PoolIndex
+from indexer.mirror import Mirror
 from warmroute.config import PoolConfig
 from warmroute.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
-NO_MATCH = Match(0)
-NO_MATCHES: Final[Mapping[str, Match]] = {}
-NO_KEYS: Final[Sequence[int]] = ()
 WARNINGS = 16  # different complaints that are logged, once each
+AFFINITY_BLOCKS: Final = 4  # leading index blocks by which a prompt counts as like another, where hashing goes by it
 
 
 @dataclass(slots=True)  # not frozen: see gateway.routing.facts
@@ -44,7 +42,7 @@ class Choice:
     worker: Worker
     decision: Decision
     confirmed_blocks: int = 0
-    """Leading index blocks of the prompt that the index knows on the worker."""
+    """Leading index blocks of the prompt that the worker holds without what is predicted."""
 
     @property
     def terms(self) -> Terms:
@@ -57,8 +55,8 @@ class PoolRouter:
     def __init__(
         self,
         config: PoolConfig,
-        index: PoolIndex,
-        reports: LoadReports,
+        index: IndexView,
+        reports: Reports,
         metrics: GatewayMetrics,
         *,
         clock: Callable[[], float],
@@ -66,8 +64,12 @@ class PoolRouter:
     ) -> None:
         self.config = config
         self.workers = WorkerTable()
-        self.reservations = Reservations()
-        self.predictions = Predictions()
+        self.sight = Sight(config.name, index, reports, rated=config.cost == "auto")
+        self.reservations = self.sight.reservations
+        self.predictions = self.sight.predictions
+        self.flight = self.sight.flight
+        self.approximate = self.sight.approximate
+        self.rates = self.sight.rates
         self.index = index
         self.metrics = metrics
         self.clock = clock
@@ -136,6 +138,8 @@ class PoolRouter:
     def set_targets(self, targets: Iterable[Target]) -> list[Worker]:
         """Take discovery's complete set; returns the workers that left."""
         gone = self.workers.set_targets(targets)
+        for worker in gone:
+            self.sight.forget(worker.target.uid)
         self._derive()
         return gone
 
@@ -176,6 +180,13 @@ class PoolRouter:
             self._warned.add("mixed")
             logger.warning("pool %s: its workers key in %d ways; most win: %s", self.config.name, len(spaces), spaces)
         self._space = spaces.most_common(1)[0][0] if spaces else None
+        if not told and len(self.workers) and self._tokenizer_digest:
+            # Nobody has said Hello: prompts are keyed for approximate mode, as workers would.
+            size = DEFAULT_INDEX_BLOCK_TOKENS
+            fingerprint = pool_fingerprint(
+                index_block_tokens=size, base_model=self.config.model, tokenizer=self._tokenizer_digest
+            )
+            self._space = KeySpace(fingerprint, size)
 
     # --- picking -----------------------------------------------------------------------------------------------------
 
@@ -196,12 +207,10 @@ class PoolRouter:
         candidates = self._candidates(now, exclude, adapter, only)
         if not candidates:
             return None
-        confirmed = self._confirmed(prompt)
-        facts = self._facts(candidates, prompt, confirmed, now)
-        request = RequestFacts(self._sequence, prompt.tokens if prompt else 0)
+        facts, matches = self.sight.facts(candidates, prompt, self._space, now)
+        request = RequestFacts(self._sequence, prompt.tokens if prompt else 0, _affinity(prompt))
         decision = self._policy(request, facts, self.config.weights, self._random)
-        worker = candidates[decision.winner]
-        return Choice(worker, decision, self._known(confirmed, worker).blocks)
+        return Choice(candidates[decision.winner], decision, matches[decision.winner].blocks)
 
     def _candidates(self, now: float, exclude: AbstractSet[str], adapter: str, only: str | None) -> list[Worker]:
         """Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does
@@ -227,69 +236,30 @@ class PoolRouter:
         self._sequence += 1
         self.retry_budget.request(self.clock())
 
-    def _confirmed(self, prompt: Prompt | None) -> Mapping[str, Match]:
-        """What the index knows of the prompt, by the workers' names there."""
-        if prompt is None or self._space is None or not prompt.keys:
-            return NO_MATCHES
-        return self.index.mirror.match(prompt.keys)
-
-    def _known(self, confirmed: Mapping[str, Match], worker: Worker) -> Match:
-        """A worker's match; none where the index is late with it."""
-        index_id = worker.index_id
-        if index_id is None or index_id in self.index.late:
-            return NO_MATCH
-        return confirmed.get(index_id, NO_MATCH)
-
-    def _facts(
-        self, candidates: Sequence[Worker], prompt: Prompt | None, confirmed: Mapping[str, Match], now: float
-    ) -> list[CandidateFacts]:
-        self.predictions.expire(now)
-        space = self._space
-        keys = NO_KEYS if prompt is None or space is None else prompt.keys
-        predicted = self.predictions.match(keys) if keys else {}
-        pool, late = self.config.name, self.index.late
-        report_of, booked_on = self._reports.get, self.reservations.of
-        facts = []
-        for worker in candidates:
-            uid, index_id = worker.target.uid, worker.index_id
-            waiting: int | None = None
-            match = NO_MATCH
-            if index_id is not None and index_id not in late:
-                match = confirmed.get(index_id, NO_MATCH)
-                report = report_of(pool, index_id, now)
-                if report is not None:
-                    waiting = report.waiting_tokens
-            matched = host = 0
-            if keys and prompt is not None and space is not None:
-                matched, host = self._matched_tokens(worker, prompt, space, match, predicted.get(uid, 0))
-            booked = booked_on(uid)
-            # By position: names cost a third more, a worker.
-            facts.append(CandidateFacts(worker.name, matched, host, booked.pending_tokens, waiting, booked.requests))
-        return facts
-
-    @staticmethod
-    def _matched_tokens(
-        worker: Worker, prompt: Prompt, space: KeySpace, match: Match, predicted: int
-    ) -> tuple[int, int]:
-        """Cached tokens to expect, and how many of them are on the host.
-
-        An engine computes at least the prompt's last token, so a hit ends at the last engine block before it.
-        """
-        size = space.index_block_tokens
-        engine_block = worker.facts.engine_block_tokens if worker.facts else 1
-        cap = max(0, prompt.tokens - 1) // engine_block * engine_block
-        matched = min(max(match.blocks, predicted) * size, cap)
-        return matched, min(match.host_blocks * size, matched)
+    @property
+    def approximate_workers(self) -> int:
+        """Workers in approximate mode."""
+        return sum(map(is_approximate, self.workers.all))
 
     # --- booking -----------------------------------------------------------------------------------------------------
 
     def book(self, choice: Choice, prompt: Prompt | None) -> tuple[Booking, Prediction | None]:
-        """Book the pick, and expect the prompt's blocks on it, unless the index knows all of them there already."""
+        """Book the pick, and expect the prompt's blocks on it, unless all of them are known there already."""
         uid = choice.worker.target.uid
-        booking = self.reservations.book(uid, round(choice.terms.uncached_tokens) if prompt else 0)
+        booking = self.reservations.book(uid, round(choice.terms.work_tokens) if prompt else 0, self.clock())
         if prompt is None or len(prompt.keys) <= choice.confirmed_blocks:
             return booking, None
-        return booking, self.predictions.predict(uid, prompt.keys)
+        prediction = self.predictions.predict(uid, prompt.keys)
+        if self._space is not None:
+            matched_blocks = choice.terms.matched_tokens // self._space.index_block_tokens
+            self.flight.routed(prediction, matched_blocks, prompt.tokens - choice.terms.matched_tokens)
+        return booking, prediction
+
+    def computed(self, worker: Worker, prompt: Prompt) -> None:
+        """A reply's first byte came: the worker holds the prompt, as far as it says nothing itself."""
+        if prompt.keys and is_approximate(worker):
+            capacity = worker.facts.capacity.get("device", 0) if worker.facts else 0
+            self.approximate.computed(worker.target.uid, prompt.keys, capacity or DEFAULT_CAPACITY_KEYS)
 
     def publish_gauges(self) -> None:
         """Set the gauges that show this pool's state."""
@@ -300,10 +270,22 @@ class PoolRouter:
         for state in State:
             self.metrics.workers.labels(pool, state.value).set(states[state])
         self.metrics.unjoined_workers.labels(pool).set(self.workers.unjoined)
+        self.metrics.approximate_workers.labels(pool).set(self.approximate_workers)
+        rated = sum(self.rates.rate(worker.target.uid) is not None for worker in self.workers.all)
+        self.metrics.rated_workers.labels(pool).set(rated)
         late = self.index.late
         self.metrics.late_workers.labels(pool).set(sum(worker.index_id in late for worker in self.workers.all))
+        told = [worker.index_id for worker in self.workers.all if worker.index_id is not None]
+        unreported = sum(self._reports.get(pool, index_id, now) is None for index_id in told)
+        self.metrics.unreported_workers.labels(pool).set(unreported)
         self.metrics.predicted_keys.labels(pool).set(self.predictions.keys)
         for worker in self.workers.all:
             booked = self.reservations.of(worker.target.uid)
             self.metrics.in_flight_requests.labels(pool, worker.name).set(booked.requests)
             self.metrics.pending_tokens.labels(pool, worker.name).set(booked.pending_tokens)
+
+
+def _affinity(prompt: Prompt | None) -> int:
+    """The key of the prompt's first blocks: equal for prompts that begin alike."""
+    keys = prompt.keys if prompt is not None else NO_KEYS
+    return keys[min(len(keys), AFFINITY_BLOCKS) - 1] if keys else 0

@@ -1,6 +1,6 @@
 """The default policy: least expected prefill work before and because of this request.
 
-    cost(p) = pending(p) + (1 + g + w n(p)) uncached(p)
+    cost(p) = pending(p) + (1 + g + w n(p)) uncached(p) + d n(p) + m over(p)
 
 | symbol | meaning |
 |---|---|
@@ -8,9 +8,13 @@
 | uncached(p) | prompt tokens minus the match on p; a host block counts as `1 - host_price` of a device block |
 | n(p) | requests in flight on p |
 | g = 3 | price of the blocks evicted to make room; protects reuse |
-| w = 0.3 | price of stalling the n(p) streams that share the worker; keeps long cold prompts away from busy workers |
+| w = 0.2 | price of stalling the n(p) streams that share the worker; keeps long cold prompts away from busy workers |
+| d = 100 | decode: tokens of prefill that the slower steps beside one more stream cost over a whole reply |
+| over(p), m = 5e5 | memory: KV use after admission, as a share, beyond 0.9; there requests wait for blocks |
 
-Weights from a discrete-event simulation of 8 and 32 workers over public request traces; docs/architecture.md has the
+The same in seconds (`gateway.routing.warm_seconds`) once prefill rates are learned for half of the candidates.
+
+Weights from a discrete-event simulation of 8 and 32 workers over public request traces; docs/routing.md has the
 figures. A candidate without a report takes the median of the others': it is never best for want of facts.
 """
 
@@ -18,21 +22,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from statistics import median
 
-from gateway.routing.facts import CandidateFacts, Decision, RequestFacts, Terms, least
+from gateway.routing import warm_seconds
+from gateway.routing.facts import CandidateFacts, Decision, RequestFacts, Terms, least, unknown_waiting
+from gateway.routing.memory import memory_overruns
 from warmroute.config import Weights
 
 
 def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights: Weights, random: Random) -> Decision:
     """See the module's formula."""
-    reports = [
-        candidate.reported_waiting_tokens for candidate in candidates if candidate.reported_waiting_tokens is not None
-    ]
-    unknown = float(median(reports)) if 0 < len(reports) < len(candidates) else 0.0
-    tokens, price, per_token, per_stream = request.prompt_tokens, weights.host_price, 1 + weights.g, weights.w
+    tokens = request.prompt_tokens
+    if tokens and warm_seconds.applies(candidates):
+        return warm_seconds.choose(request, candidates, weights, random)
+    unknown, overruns = unknown_waiting(candidates), memory_overruns(tokens, candidates)
+    price, per_token, per_stream = weights.host_price, 1 + weights.g, weights.w
+    per_reply, per_overrun = weights.decode_tokens, weights.memory_tokens
     terms = []
-    for candidate in candidates:
+    for candidate, over in zip(candidates, overruns, strict=True):
         reported, matched, in_flight = candidate.reported_waiting_tokens, candidate.matched_tokens, candidate.in_flight
         pending = unknown if reported is None else float(reported)
         if pending < candidate.reserved_tokens:
@@ -40,8 +46,9 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
         uncached = tokens - (matched - price * candidate.host_tokens)
         if uncached < 0:
             uncached = 0.0
-        cost = pending + (per_token + per_stream * in_flight) * uncached
-        terms.append(Terms(candidate.worker, matched, pending, uncached, in_flight, cost))
+        decode, memory = per_reply * in_flight, per_overrun * over
+        cost = pending + (per_token + per_stream * in_flight) * uncached + decode + memory
+        terms.append(Terms(candidate.worker, matched, pending, uncached, in_flight, cost, uncached, decode, memory))
     if tokens == 0:
         # The prompt is unknown: uncached work says nothing, and requests in flight are what is left to go by.
         _cost_by_load(terms)
@@ -53,5 +60,6 @@ def _cost_by_load(terms: Sequence[Terms]) -> None:
     in_flight = sum([term.in_flight for term in terms])
     mean = max(1.0, sum([term.pending_tokens for term in terms]) / in_flight) if in_flight else 1.0
     for term in terms:
-        term.uncached_tokens = 0.0
+        term.uncached_tokens = term.work_tokens = 0.0
+        term.decode = term.memory = 0.0
         term.cost = term.pending_tokens + mean * term.in_flight

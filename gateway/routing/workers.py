@@ -62,6 +62,8 @@ class Worker:
     facts: WorkerFacts | None = None
     name: str = field(init=False)
     """For people: headers, logs, metrics. Discovery's word, which a restart of the worker does not change."""
+    capacity_tokens: int = 0
+    """Of its KV cache on the device; 0 when not known."""
     header: tuple[bytes, bytes] = field(init=False)
     """The reply header that tells the name."""
 
@@ -188,4 +190,5 @@ class WorkerTable:
         for worker in self._workers.values():
             target = worker.target
             worker.index_id = target.worker_id if target.worker_id in self._index else by_address.get(target.address)
-            worker.facts = self._index.get(worker.index_id) if worker.index_id is not None else None
+            facts = worker.facts = self._index.get(worker.index_id) if worker.index_id is not None else None
+            worker.capacity_tokens = facts.capacity.get("device", 0) * facts.index_block_tokens if facts else 0

@@ -227,6 +227,7 @@ class Forwarder:
             adapter=served.adapter,
             only=owner.worker if owner is not None and owner.pool == name else None,
             headers=admission.headers(),
+            streamed=fields is not None and fields.get("stream") is True,
         )
         result = await relay(request, body, reply, routed, pool.upstreams or self._upstreams, self._config, edit)
         # Only of a reply that made one: an error may repeat what the client sent, another's id too.

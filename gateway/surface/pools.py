@@ -40,15 +40,18 @@ class Pool:
         """How prompts are routed now, and if only by load, why."""
         if self.keyer is None:
             return f"by load: no tokenizer: {self.prompts.trouble}"
-        if not self.router.index.mirror.workers:
-            return "by load: no worker has published to the index yet"
         if self.router.key_space() is None:
-            return "by load: no worker in the index keys with this tokenizer"
+            known = bool(self.router.index.mirror.workers)
+            why = "no worker in the index keys with this tokenizer" if known else "no worker is known yet"
+            return f"by load: {why}"
         match self.prompts.check.source(self.router.clock()):
             case Source.ENGINE:
                 return "by cache and load: the engine is asked for token ids, since replies counted others"
             case Source.NONE:
                 return "by load: replies count other prompt tokens than this gateway, and the engine tells none"
+        approximate, workers = self.router.approximate_workers, len(self.router.workers)
+        if approximate:
+            return f"by cache and load; of {approximate} of {workers} workers, by what was routed to them alone"
         return "by cache and load"
 
 

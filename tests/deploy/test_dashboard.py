@@ -18,7 +18,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from warmroute.metrics import GatewayMetrics, IndexerMetrics, WorkerMetrics
+from warmroute.indexer_metrics import IndexerMetrics
+from warmroute.metrics import GatewayMetrics, WorkerMetrics
 
 ENGINE_LABELS = {"model_name"}
 ENGINE_METRICS = {
@@ -192,8 +193,11 @@ SERIES = [
         scraped(pod, "warmroute_gateway_workers", "3+0x20", state="ready"),
         scraped(pod, "warmroute_gateway_late_workers", "1+0x20"),
         scraped(pod, "warmroute_gateway_unjoined_workers", "2+0x20"),
+        scraped(pod, "warmroute_gateway_unreported_workers", "1+0x20"),
         scraped(pod, "warmroute_mirror_keys", "5000+0x20", tier="device"),
         scraped(pod, "warmroute_mirror_connected", "1+0x20" if pod == "gateway-a" else "0+0x20"),
+        scraped(pod, "warmroute_gateway_flight_shared", "1+0x20" if pod == "gateway-a" else "0+0x20"),
+        scraped(pod, "warmroute_gateway_flight_gateways", "1+0x20" if pod == "gateway-a" else "0+0x20"),
         scraped(pod, "warmroute_mirror_lag_seconds", "0.5+0x20" if pod == "gateway-a" else "4+0x20"),
         scraped(pod, "warmroute_mirror_log_entries_total", "0+600x20"),
         scraped(pod, "warmroute_mirror_refused_keys", "70+0x20" if pod == "gateway-a" else "0+0x20"),
@@ -222,8 +226,9 @@ SERIES += [scraped(f"worker-{n}", "warmroute_worker_unpublished_seconds", f"{20 
 FIGURES: list[tuple[str, int, list[tuple[str, float]]]] = [
     ("Workers ready", 0, [("{}", 3)]),
     ("Workers by state", 0, [('{state="ready"}', 3)]),
-    ("Late and unjoined workers", 0, [("{}", 1)]),
-    ("Late and unjoined workers", 1, [("{}", 2)]),
+    ("Late, unjoined and unreported workers", 0, [("{}", 1)]),
+    ("Late, unjoined and unreported workers", 1, [("{}", 2)]),
+    ("Late, unjoined and unreported workers", 2, [("{}", 1)]),
     ("Keys in the mirror", 0, [('{pool="main", tier="device"}', 5000)]),
     ("Mirror connected", 0, [('{pool="main"}', 0)]),
     ("Mirror lag", 0, [('{pool="main"}', 4)]),
@@ -231,6 +236,9 @@ FIGURES: list[tuple[str, int, list[tuple[str, float]]]] = [
     ("Keys left out of the mirror", 0, [('{pool="main"}', 70)]),
     ("Host tier in the mirror", 0, [('{pool="main"}', 0)]),
     ("Publication lag", 0, [(f'{{namespace="llm", pod="worker-{n}", pool="main"}}', 20 * n) for n in (1, 2, 3)]),
+    ("Bookings of all gateways known", 0, [('{pool="main"}', 0)]),
+    ("Other gateways known", 0, [('{pool="main"}', 0)]),
+    ("Other gateways known", 1, [('{pool="main"}', 1)]),
     ("Ledger up", 0, [("{}", 0)]),
     ("Refusals by status", 0, [('{reason="aborted"}', 2)]),
     ("Requests", 0, [("{}", 8 / 3)]),
@@ -281,6 +289,7 @@ def alert(rule: dict[str, Any], value: str) -> dict[str, Any]:
 FIRING = {
     "WarmrouteServerErrors": (15, "25%"),
     "WarmrouteMirrorDisconnected": (1, ""),
+    "WarmrouteBookingsNotShared": (1, ""),
     "WarmrouteMirrorFull": (5, "70"),
     "WarmrouteWorkersNotPublishing": (2, "2"),
     "WarmrouteLedgerDown": (1, ""),
@@ -296,6 +305,7 @@ HEALTHY = [
     scraped("gateway-a", "warmroute_mirror_refused_keys", "0+0x20"),
     # A minute's trouble, and what is in reach again; a lag that is still allowed.
     scraped("gateway-a", "warmroute_mirror_connected", "1x5 0x0 1x20"),
+    scraped("gateway-a", "warmroute_gateway_flight_shared", "1x5 0x0 1x20"),
     scraped("indexer-a", "warmroute_indexer_ledger_up", "1x5 0x0 1x20"),
     scraped("worker-1", "warmroute_worker_unpublished_seconds", "0x5 60x1 0x20"),
     scraped("worker-2", "warmroute_worker_unpublished_seconds", "30+0x20"),

@@ -30,7 +30,8 @@ async def gateway(
     stdout: int | None = None,
     **fields,
 ):
-    """The process, its public port and its admin port, once it is ready. The indexer is not there."""
+    """The process, its public port and its admin port, once it is ready. Redis, unless given, and indexer are not
+    there."""
     port, admin, nothing = free_ports(3)
     section = {
         "port": port,
@@ -40,11 +41,8 @@ async def gateway(
         **fields,
     }
     path = tmp_path / "gateway.yaml"
-    sections = {
-        "redis": {"url": redis_url or f"redis://127.0.0.1:{nothing}"},
-        "gateway": section,
-        "tenants": tenants or {},
-    }
+    redis = {"url": redis_url or f"redis://127.0.0.1:{nothing}"}
+    sections = {"redis": redis, "gateway": section, "tenants": tenants or {}}
     path.write_text(yaml.safe_dump(sections))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "warmroute", "gateway", "--config", str(path)),

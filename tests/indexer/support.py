@@ -21,7 +21,8 @@ from tests.support import redis_client
 from warmroute.config import IndexerConfig
 from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity, ServerSecurity
-from warmroute.metrics import GatewayMetrics, IndexerMetrics, WorkerMetrics
+from warmroute.indexer_metrics import IndexerMetrics
+from warmroute.metrics import GatewayMetrics, WorkerMetrics
 from warmroute.redis_client import Client
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc

@@ -23,7 +23,7 @@ from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, 
 from tests.support import eventually, redis_client
 from warmroute.cli.children import free_ports
 from warmroute.config import IndexerConfig
-from warmroute.metrics import IndexerMetrics
+from warmroute.indexer_metrics import IndexerMetrics
 from warmroute.v1 import index_pb2_grpc
 
 # --- the service -------------------------------------------------------------------------------------------------

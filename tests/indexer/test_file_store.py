@@ -14,7 +14,7 @@ from indexer.file_store import IN_USE_MS, PIECE_BYTES, FileStore, FullError
 from indexer.layout import file_key, files_key
 from tests.indexer.support import POOL
 from tests.support import redis_client
-from warmroute.metrics import IndexerMetrics
+from warmroute.indexer_metrics import IndexerMetrics
 from warmroute.model_files import FILES
 from warmroute.redis_client import Client
 

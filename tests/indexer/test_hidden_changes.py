@@ -24,7 +24,7 @@ from tests.indexer.test_part_follower import part_follower
 from tests.redis_servers import server_cluster
 from tests.support import eventually, redis_client
 from warmroute.connection_config import RedisConfig
-from warmroute.metrics import IndexerMetrics
+from warmroute.indexer_metrics import IndexerMetrics
 from warmroute.redis_client import connect
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc

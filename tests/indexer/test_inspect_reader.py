@@ -20,7 +20,7 @@ from tests.indexer.support import FACTS, PART, POOL, ledger
 from tests.redis_servers import server_cluster
 from tests.support import redis_client
 from warmroute.connection_config import RedisConfig
-from warmroute.metrics import IndexerMetrics
+from warmroute.indexer_metrics import IndexerMetrics
 from warmroute.redis_client import Client, connect
 
 COMMANDS = (

@@ -19,7 +19,8 @@ from indexer.pool_index import PoolIndex
 from tests.chaos.cluster import RedisProcess
 from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, keys_of, ledger, run, running
 from tests.support import eventually, redis_client
-from warmroute.metrics import GatewayMetrics, IndexerMetrics
+from warmroute.indexer_metrics import IndexerMetrics
+from warmroute.metrics import GatewayMetrics
 
 
 def part_follower(redis, mirror: Mirror, **changes) -> PartFollower:

@@ -161,6 +161,23 @@ def _end_like_ctrl_c() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
+def _replay(config: Config, arguments: argparse.Namespace) -> int:
+    from warmroute.cli.replay import run
+
+    return run(config.replay, arguments.trace, as_json=arguments.json, plot_path=arguments.plot)
+
+
+def _replay_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "trace",
+        type=Path,
+        metavar="TRACE",
+        help="JSON lines, plain or gzip: a trace in Mooncake's or Weka's format, or a gateway's decision log",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a PNG too; needs warmroute[plot]")
+
+
 COMMANDS = (
     Command("up", "run everything on this machine until Ctrl-C", "warmroute up --workers 2 --port 9000", ("log",), _up),
     Command(
@@ -203,6 +220,16 @@ COMMANDS = (
         ("redis", "grpc", "log"),
         _index,
         _index_flags,
+    ),
+    Command(
+        "replay",
+        "run a trace of requests through simulated workers, and compare routing policies",
+        "warmroute replay conversation.jsonl.gz --speed 3\n"
+        "warmroute replay decisions.jsonl --workers 12 --cache-tokens 500000 --policy warm,lmetric --plot ttft.png\n"
+        "warmroute replay sessions.jsonl.gz --machine moe --sessions 200 --policy warm,warm:g=1 --runs 5 --json",
+        ("log",),
+        _replay,
+        _replay_flags,
     ),
 )
 

@@ -1,0 +1,1 @@
+"""Replaying request traces through the production router, over simulated workers."""

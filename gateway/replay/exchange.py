@@ -1,0 +1,54 @@
+"""The gateways' exchange of what they have in flight, over a simulated channel.
+
+`gateway.routing.flight` is the production code; this stands in for `gateway.flight` and Redis: every message comes to
+every gateway, its sender included, `DELAY_SECONDS` later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from gateway.replay.events import Events
+from gateway.routing.flight import TOTALS_SECONDS, Flight
+
+DELAY_SECONDS: Final = 0.002
+
+
+class SimulatedExchange:
+    """Starts exchanging when it is made; goes on for as long as the simulation."""
+
+    def __init__(self, flights: Sequence[Flight], events: Events) -> None:
+        self._flights = flights
+        self._events = events
+        self._free_at = [0.0] * len(flights)
+        """When each may send again."""
+        self._planned = [False] * len(flights)
+        for position, flight in enumerate(flights):
+            flight.start(name=f"gateway-{position}", incarnation=1, wake=partial(self._wake, position))
+            flight.connected()
+            self._tick(position)
+
+    def _wake(self, position: int) -> None:
+        if not self._planned[position]:
+            self._planned[position] = True
+            self._events.at(max(self._events.now, self._free_at[position]), self._send, position)
+
+    def _tick(self, position: int) -> None:
+        self._wake(position)
+        self._events.at(self._events.now + TOTALS_SECONDS / 2, self._tick, position)
+
+    def _send(self, position: int) -> None:
+        self._planned[position] = False
+        flight, now = self._flights[position], self._events.now
+        packed = flight.outgoing(now)
+        if packed is None:
+            return
+        self._free_at[position] = now + flight.pause
+        self._events.at(now + DELAY_SECONDS, self._receive, packed)
+        flight.published(len(self._flights))
+
+    def _receive(self, packed: bytes) -> None:
+        for flight in self._flights:
+            flight.receive(packed, self._events.now)

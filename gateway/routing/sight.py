@@ -1,0 +1,145 @@
+"""What is known of a pool's workers at one moment: the facts that policies decide on.
+
+Of a worker's cache it is the index's word, or in approximate mode what was routed to it, and what is predicted; of its
+load the gateways' bookings and its own report. A worker that the index is late with is as one that says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from gateway.loads import Report
+from gateway.prompts.keyer import KeySpace, Prompt
+from gateway.routing.approximate import ApproximateIndex
+from gateway.routing.facts import CandidateFacts, PrefillRate
+from gateway.routing.flight import Flight
+from gateway.routing.predictions import Predictions
+from gateway.routing.rates import PrefillRates
+from gateway.routing.reservations import Reservations
+from gateway.routing.workers import Worker
+from indexer.mirror import Match, Mirror
+
+NO_MATCH: Final = Match(0)
+NO_MATCHES: Final[Mapping[str, Match]] = {}
+NO_DEPTHS: Final[Mapping[str, int]] = {}
+NO_KEYS: Final[Sequence[int]] = ()
+
+
+class IndexView(Protocol):
+    """What routing reads of a pool's index: `indexer.pool_index.PoolIndex`, or a replay's own."""
+
+    @property
+    def mirror(self) -> Mirror: ...
+
+    @property
+    def late(self) -> frozenset[str]: ...
+
+
+class Reports(Protocol):
+    """What routing reads of the workers' loads: `gateway.loads.LoadReports`, or a replay's own."""
+
+    def get(self, pool: str, worker_id: str, now: float) -> Report | None: ...
+
+
+class Sight:
+    """One pool's workers as this gateway sees them. Bounded as its parts are."""
+
+    def __init__(self, pool: str, index: IndexView, reports: Reports, *, rated: bool) -> None:
+        """`rated`: policies are told the workers' learned rates."""
+        self.index = index
+        self.reports = reports
+        self.reservations = Reservations()
+        self.predictions = Predictions()
+        self.flight = Flight(self.reservations, self.predictions)
+        """The other gateways' bookings and predictions; whoever runs the exchange keeps it current."""
+        self.approximate = ApproximateIndex()
+        self.rates = PrefillRates()
+        self._pool = pool
+        self._rate_of: Callable[[str], PrefillRate | None] = self.rates.rate if rated else _no_rate
+
+    def forget(self, worker: str) -> None:
+        """The worker with this uid left."""
+        self.rates.forget(worker)
+        self.approximate.forget(worker)
+
+    def facts(
+        self, candidates: Sequence[Worker], prompt: Prompt | None, space: KeySpace | None, now: float
+    ) -> tuple[list[CandidateFacts], list[Match]]:
+        """The candidates' facts, and their matches without what is predicted; both in the order of the candidates."""
+        self.predictions.expire(now)
+        keys = NO_KEYS if prompt is None or space is None else prompt.keys
+        confirmed = self.index.mirror.match(keys) if keys else NO_MATCHES
+        approximate = self.approximate.match(keys) if keys else NO_MATCHES
+        predicted = self._predicted(keys) if keys else NO_DEPTHS
+        shared = self.flight.shared(now)
+        pool, late = self._pool, self.index.late
+        report_of, rate_of = self.reports.get, self._rate_of
+        booked_on = self.reservations.everywhere if shared else self.reservations.of
+        facts: list[CandidateFacts] = []
+        matches: list[Match] = []
+        for worker in candidates:
+            uid, index_id = worker.target.uid, worker.index_id
+            waiting: int | None = None
+            kv_use: float | None = None
+            match = NO_MATCH
+            booked = booked_on(uid)
+            if index_id is not None and index_id not in late:
+                match = confirmed.get(index_id, NO_MATCH)
+                report = report_of(pool, index_id, now)
+                if report is not None:
+                    waiting, kv_use = report.waiting_tokens, report.kv_cache_usage
+                    if not shared:
+                        booked = self.flight.without_others(uid, report)
+            if approximate and is_approximate(worker):
+                match = approximate.get(uid, NO_MATCH)
+            matched = host = 0
+            if keys and prompt is not None and space is not None:
+                matched, host = _matched_tokens(worker, prompt, space, match, predicted.get(uid, 0))
+            matches.append(match)
+            # By position: names cost a third more, a worker.
+            facts.append(
+                CandidateFacts(
+                    worker.name,
+                    matched,
+                    host,
+                    booked.pending_tokens,
+                    waiting,
+                    booked.requests,
+                    kv_use,
+                    worker.capacity_tokens,
+                    rate_of(uid),
+                )
+            )
+        return facts, matches
+
+    def _predicted(self, keys: Sequence[int]) -> Mapping[str, int]:
+        """Leading blocks that this gateway or another expects on workers."""
+        depths = self.predictions.match(keys)
+        for uid, depth in self.flight.predicted.match(keys).items():
+            if depth > depths.get(uid, 0):
+                depths[uid] = depth
+        return depths
+
+
+def is_approximate(worker: Worker) -> bool:
+    """Whether what it holds is known from what was routed to it alone. One whose agent fell silent is late, not this:
+    it holds what it held."""
+    return worker.facts is None or not worker.facts.publishes_events
+
+
+def _matched_tokens(worker: Worker, prompt: Prompt, space: KeySpace, match: Match, predicted: int) -> tuple[int, int]:
+    """Cached tokens to expect, and how many of them are on the host.
+
+    An engine computes at least the prompt's last token, so a hit ends at the last engine block before it.
+    """
+    size = space.index_block_tokens
+    engine_block = worker.facts.engine_block_tokens if worker.facts else 1
+    cap = max(0, prompt.tokens - 1) // engine_block * engine_block
+    matched = min(max(match.blocks, predicted) * size, cap)
+    return matched, min(match.host_blocks * size, matched)
+
+
+def _no_rate(_: str) -> PrefillRate | None:
+    """Of a pool whose cost is kept in tokens."""
+    return None
