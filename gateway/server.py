@@ -8,7 +8,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Coroutine
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,6 @@ from gateway.loads import LoadReports
 from gateway.prompts.engine_tokens import EngineTokens
 from gateway.prompts.keyer import PromptKeyer
 from gateway.prompts.pool_prompts import KeyerSupply
-from gateway.routing.assignment import Outcome
 from gateway.routing.router import PoolRouter
 from gateway.routing.workers import State
 from gateway.surface.access import OPEN, Access
@@ -165,9 +163,6 @@ class Gateway:
         gone = router.set_targets([*targets, *(target for target in static if target.uid not in names)])
         for worker in gone:
             logger.info("worker %s of pool %s is gone", worker.name, router.config.name)
-            for outcome in Outcome:
-                with suppress(KeyError):
-                    self.metrics.worker_requests.remove(router.config.name, worker.name, outcome.value)
 
     def _set_gauges(self) -> None:
         self.metrics.in_flight_requests.clear()

@@ -163,6 +163,9 @@ class PoolConfig(Section):
     engine: EngineName | None = Field(
         None, description="the workers' engine, for the request fields it takes; as they say in Hello when left out"
     )
+    pinning: bool = Field(
+        True, description="whether requests may choose a worker or data-parallel rank by header; false refuses them"
+    )
     retry_ratio: float = Field(0.2, ge=0, le=1, description="retries allowed, as a share of the pool's requests")
     retries_per_second: float = Field(1.0, ge=0, description="retries allowed beyond that share")
     upstream_tls: UpstreamTlsConfig | None = Field(None, description="speak TLS with the workers; plain when left out")

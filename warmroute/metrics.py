@@ -197,6 +197,13 @@ class GatewayMetrics:
             ["pool"],
             registry=registry,
         )
+        self.session_requests = Counter(
+            "warmroute_gateway_session_requests",
+            "Picks for requests that named a session: new (none remembered), stayed (on the worker that it used last), "
+            "moved.",
+            ["pool", "outcome"],
+            registry=registry,
+        )
         self.late_workers = Gauge(
             "warmroute_gateway_late_workers",
             "Workers whose heartbeat is late, routed by load alone.",

@@ -13,7 +13,8 @@ class Target:
     """One worker as discovery sees it.
 
     `uid` is the identity: the pod's UID, or the address itself for a static target. `worker_id` is what the worker
-    calls itself towards the index where discovery can know it (the pod's UID); None joins by address.
+    calls itself towards the index where discovery can know it (the pod's UID); None joins by address. `rank`: which
+    data-parallel rank of an engine it is, where the engine has several behind one address (`gateway.routing.ranks`).
     """
 
     uid: str
@@ -21,6 +22,7 @@ class Target:
     port: int
     worker_id: str | None = None
     name: str = ""
+    rank: int | None = None
 
     @property
     def address(self) -> str:

@@ -19,22 +19,32 @@ _REPLACED = frozenset(
         b"x-forwarded-for",
         b"x-forwarded-proto",
         b"x-request-id",
+        b"x-warmroute-worker",  # for this gateway (`gateway.surface.pins`)
     }
 )
 _REPLY_REPLACED = frozenset({b"content-length", b"x-request-id"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
-def request_head(request: Request, host: str, port: int, body_bytes: int, authorization: bytes = b"") -> bytes:
+def request_head(
+    request: Request,
+    host: str,
+    port: int,
+    body_bytes: int,
+    authorization: bytes = b"",
+    added: tuple[Header, ...] = (),
+) -> bytes:
     """The head of `request` as it goes to the worker at host:port, with a body of `body_bytes` bytes.
 
-    `authorization`: value of that header, the pool's own; empty: none."""
+    `authorization`: value of that header, the pool's own; empty: none. `added`: headers in place of the client's of the
+    same names."""
     forwarded: list[bytes] = []
     if request.header(b"x-forwarded-for") is not None:
         forwarded.extend(value for name, value in request.headers if name == b"x-forwarded-for")
     if request.client:
         forwarded.append(request.client.encode("ascii"))
-    headers = end_to_end(request.headers, _REPLACED)
+    headers = end_to_end(request.headers, _REPLACED | {name for name, _ in added} if added else _REPLACED)
+    headers.extend(added)
     headers.append((b"x-forwarded-proto", request.header(b"x-forwarded-proto") or request.scheme.encode("ascii")))
     headers.append((b"x-request-id", request.request_id.encode("ascii")))
     if forwarded:

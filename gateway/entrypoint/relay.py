@@ -77,7 +77,14 @@ async def relay(
         try:
             tried.add(assignment.worker_id)
             reply.worker = assignment.worker_id
-            head = request_head(request, assignment.host, assignment.port, len(body), upstreams.authorization)
+            head = request_head(
+                request,
+                assignment.host,
+                assignment.port,
+                len(body),
+                upstreams.authorization,
+                assignment.request_headers,
+            )
             exchange = Exchange(head, body, reply, assignment, upstreams, limits, loop, edit, ends_at)
             outcome = await exchange.run()
         finally:

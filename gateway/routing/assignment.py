@@ -45,6 +45,11 @@ class Assignment(Protocol):
         """Headers to add to the reply, such as x-warmroute-worker; lower-case names."""
         ...
 
+    @property
+    def request_headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Headers that the worker gets in place of the client's of the same name; lower-case names."""
+        ...
+
     def first_byte(self) -> None:
         """The first body byte of the reply came (for SSE: the first `data:` event). At most once; frees the prefill
         part of the booking."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from gateway.prompts.keyer import Prompt
+from gateway.routing.affinity import NO_SESSION
 from gateway.routing.assignment import Outcome
 from gateway.routing.router import Choice, PoolRouter
 
@@ -12,7 +13,19 @@ from gateway.routing.router import Choice, PoolRouter
 class RoutedRequest:
     """One request on its way through a pool: hands out assignments, one an attempt. Implements `Assigner`."""
 
-    __slots__ = ("_adapter", "_attempts", "_headers", "_only", "_prompt", "_router", "_streamed", "decided_at", "last")
+    __slots__ = (
+        "_adapter",
+        "_attempts",
+        "_headers",
+        "_only",
+        "_prompt",
+        "_router",
+        "_session",
+        "_streamed",
+        "_within",
+        "decided_at",
+        "last",
+    )
 
     def __init__(
         self,
@@ -21,11 +34,13 @@ class RoutedRequest:
         *,
         adapter: str = "",
         only: str | None = None,
+        within: AbstractSet[str] | None = None,
+        session: int = NO_SESSION,
         headers: tuple[tuple[bytes, bytes], ...] = (),
         streamed: bool = False,
     ) -> None:
-        """`adapter` and `only` as in `PoolRouter.choose`; `headers` are added to the reply. `streamed`: the client
-        asked for events, so that the first byte comes when prefill is done."""
+        """`adapter`, `only`, `within` and `session` as in `PoolRouter.choose`; `headers` are added to the reply.
+        `streamed`: the client asked for events, so that the first byte comes when prefill is done."""
         self.last: Choice | None = None
         """The latest pick; its terms say what was expected of the worker."""
         self.decided_at: float | None = None
@@ -34,6 +49,8 @@ class RoutedRequest:
         self._prompt = prompt
         self._adapter = adapter
         self._only = only
+        self._within = within
+        self._session = session
         self._headers = headers
         self._streamed = streamed
         self._attempts = 0
@@ -41,7 +58,9 @@ class RoutedRequest:
 
     def assign(self, exclude: AbstractSet[str]) -> PoolAssignment | None:
         router = self._router
-        choice = router.choose(self._prompt, exclude, adapter=self._adapter, only=self._only)
+        choice = router.choose(
+            self._prompt, exclude, adapter=self._adapter, only=self._only, within=self._within, session=self._session
+        )
         if choice is None:
             return None
         if self._attempts:
@@ -53,6 +72,8 @@ class RoutedRequest:
         if self.decided_at is None:
             self.decided_at = router.clock()
         self._attempts += 1
+        if self._session:
+            router.stayed(self._session, choice)
         return PoolAssignment(router, choice, self._prompt, self._headers, streamed=self._streamed)
 
 
@@ -101,6 +122,10 @@ class PoolAssignment:
         self._first_byte_seconds = 0.0
         self._booking, self._prediction = router.book(choice, prompt)
         self._answered = False
+
+    @property
+    def request_headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        return self._worker.rank_headers
 
     @property
     def reply_headers(self) -> tuple[tuple[bytes, bytes], ...]:

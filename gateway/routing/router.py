@@ -9,13 +9,16 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 from gateway.discovery.targets import Target
 from gateway.prompts.keyer import KeySpace, Prompt
+from gateway.routing.affinity import NO_SESSION, Sessions, preferred
 from gateway.routing.approximate import DEFAULT_CAPACITY_KEYS
+from gateway.routing.assignment import Outcome
 from gateway.routing.facts import Decision, RequestFacts, Terms
 from gateway.routing.policies import POLICIES
 from gateway.routing.predictions import Prediction
@@ -70,11 +73,13 @@ class PoolRouter:
         self.flight = self.sight.flight
         self.approximate = self.sight.approximate
         self.rates = self.sight.rates
+        self.sessions = Sessions()
         self.index = index
         self.metrics = metrics
         self.clock = clock
         self._reports = reports
         self._policy = POLICIES[config.policy]
+        self._heeds_sessions = config.policy == "warm"
         self._random = random or Random()
         self._sequence = 0
         self.retry_budget = RetryBudget(config.retry_ratio, config.retries_per_second)
@@ -132,16 +137,25 @@ class PoolRouter:
         if self._seen is mirror and self._seen_changes == mirror.worker_changes:
             return
         self._seen, self._seen_changes = mirror, mirror.worker_changes
-        self.workers.set_index(mirror.workers, mirror.slots)
+        for worker in self.workers.set_index(mirror.workers, mirror.slots):
+            self._left(worker)
         self._derive()
 
     def set_targets(self, targets: Iterable[Target]) -> list[Worker]:
         """Take discovery's complete set; returns the workers that left."""
         gone = self.workers.set_targets(targets)
         for worker in gone:
-            self.sight.forget(worker.target.uid)
+            self._left(worker)
         self._derive()
         return gone
+
+    def _left(self, worker: Worker) -> None:
+        """Forget what is known of a worker, and its series; its open bookings go when their requests end."""
+        self.sight.forget(worker.target.uid)
+        if all(other.name != worker.name for other in self.workers.all):
+            for outcome in Outcome:
+                with suppress(KeyError):
+                    self.metrics.worker_requests.remove(self.config.name, worker.name, outcome.value)
 
     def _derive(self) -> None:
         """Key space, engine and adapters, by what the workers that requests can go to say; others have no say."""
@@ -197,31 +211,64 @@ class PoolRouter:
         *,
         adapter: str = "",
         only: str | None = None,
+        within: AbstractSet[str] | None = None,
+        session: int = NO_SESSION,
     ) -> Choice | None:
         """The policy's pick among the candidates that are not excluded (by uid); None when there is none.
 
         `adapter`: of the workers that serve it, as far as they say. `only`: the worker with this uid while it is there.
+        `within`: none but these. `session`: rather where it was last, see `gateway.routing.affinity`.
         """
         self._refresh()
         now = self.clock()
-        candidates = self._candidates(now, exclude, adapter, only)
+        candidates = self._candidates(now, exclude, adapter, only, within)
         if not candidates:
             return None
         facts, matches = self.sight.facts(candidates, prompt, self._space, now)
-        request = RequestFacts(self._sequence, prompt.tokens if prompt else 0, _affinity(prompt))
+        request = RequestFacts(self._sequence, prompt.tokens if prompt else 0, session or _affinity(prompt))
         decision = self._policy(request, facts, self.config.weights, self._random)
+        if session and self._heeds_sessions:
+            self._heed(decision, candidates, prompt, self.sessions.home(session, now))
         return Choice(candidates[decision.winner], decision, matches[decision.winner].blocks)
 
-    def _candidates(self, now: float, exclude: AbstractSet[str], adapter: str, only: str | None) -> list[Worker]:
+    @staticmethod
+    def _heed(decision: Decision, candidates: list[Worker], prompt: Prompt | None, home: str | None) -> None:
+        """Let a session's home win where it is good enough."""
+        position = next((place for place, worker in enumerate(candidates) if worker.target.uid == home), None)
+        if position is not None:
+            keyed, sized = prompt is not None and bool(prompt.keys), prompt is not None and prompt.tokens > 0
+            decision.winner = preferred(decision, position, keyed=keyed, sized=sized)
+
+    def stayed(self, session: int, choice: Choice) -> None:
+        """A session's request goes where the choice says."""
+        outcome = self.sessions.used(session, choice.worker.target.uid, self.clock())
+        self.metrics.session_requests.labels(self.config.name, outcome).inc()
+
+    @property
+    def known_workers(self) -> list[Worker]:
+        """All workers of discovery, those that get no requests now among them."""
+        self._refresh()
+        return self.workers.all
+
+    def _candidates(
+        self,
+        now: float,
+        exclude: AbstractSet[str],
+        adapter: str,
+        only: str | None,
+        within: AbstractSet[str] | None,
+    ) -> list[Worker]:
         """Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does
         either: the answer of a doubtful worker is better than none. One that starts slowly takes part in some draws."""
         workers = self.workers.all
-        if only is not None and only not in exclude and (owner := self.workers.get(only)) is not None:
+        if within is not None:
+            workers = [worker for worker in workers if worker.target.uid in within]
+        elif only is not None and only not in exclude and (owner := self.workers.get(only)) is not None:
             return [owner]
-        if adapter:
-            # A worker without facts may serve it all the same.
-            serving = [worker for worker in workers if worker.facts is None or adapter in worker.facts.adapters]
-            workers = serving or workers
+        elif adapter:
+            workers = _serving(workers, adapter, exclude)
+        if self.workers.ranked:
+            workers = self._reachable_ranks(workers, exclude)
         best = [worker for worker in workers if worker.healthy and worker.ejected_until <= now]
         if not best:
             best = [worker for worker in workers if worker.healthy] or workers
@@ -230,6 +277,14 @@ class PoolRouter:
         if not warm or len(warm) == len(candidates):
             return candidates
         return [worker for worker in candidates if worker.warm_at <= now or self._random.random() < worker.share(now)]
+
+    def _reachable_ranks(self, workers: list[Worker], exclude: AbstractSet[str]) -> list[Worker]:
+        """Without ranks that their engine no longer has; and not the engine that failed, if there is another."""
+        if late := self.index.late:
+            workers = self.workers.without_lost_ranks(workers, late)
+        failed = {tried.target.address for uid in exclude if (tried := self.workers.get(uid)) is not None}
+        others = [worker for worker in workers if worker.target.address not in failed] if failed else workers
+        return others if any(worker.healthy for worker in others) else workers
 
     def next_request(self) -> None:
         """Number the next request; all attempts of one request share a number."""
@@ -283,6 +338,17 @@ class PoolRouter:
             booked = self.reservations.of(worker.target.uid)
             self.metrics.in_flight_requests.labels(pool, worker.name).set(booked.requests)
             self.metrics.pending_tokens.labels(pool, worker.name).set(booked.pending_tokens)
+
+
+def _serving(workers: list[Worker], adapter: str, exclude: AbstractSet[str]) -> list[Worker]:
+    """Those that have the adapter loaded; else those that have not said what they have; else all, since an engine may
+    load it on demand."""
+    loaded = [worker for worker in workers if worker.facts is not None and adapter in worker.facts.adapters]
+    silent = [worker for worker in workers if worker.facts is None]
+    for some in (loaded, silent):
+        if any(worker.healthy and worker.target.uid not in exclude for worker in some):
+            return some
+    return loaded or silent or workers
 
 
 def _affinity(prompt: Prompt | None) -> int:

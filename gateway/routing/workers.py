@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from gateway.discovery.targets import Target
 from gateway.routing.assignment import Outcome
+from gateway.routing.ranks import RANK_HEADER, places
 from indexer.layout import WorkerFacts
 
 FIRST_EJECTION_SECONDS: Final = 1.0
@@ -66,6 +68,8 @@ class Worker:
     """Of its KV cache on the device; 0 when not known."""
     header: tuple[bytes, bytes] = field(init=False)
     """The reply header that tells the name."""
+    rank_headers: tuple[tuple[bytes, bytes], ...] = ()
+    """The request header that tells an engine which of its ranks is meant."""
 
     def __post_init__(self) -> None:
         self.found(self.target)
@@ -75,6 +79,7 @@ class Worker:
         self.target = target
         self.name = target.name or target.worker_id or target.address
         self.header = (b"x-warmroute-worker", self.name.encode("latin-1", "replace"))
+        self.rank_headers = () if target.rank is None else ((RANK_HEADER, b"%d" % target.rank),)
 
     def state(self, now: float) -> State:
         if not self.healthy:
@@ -133,10 +138,15 @@ class Worker:
 
 
 class WorkerTable:
-    """Bounded by discovery's targets."""
+    """Bounded by discovery's targets, and their ranks."""
 
     def __init__(self) -> None:
+        self._targets: tuple[Target, ...] = ()
         self._workers: dict[str, Worker] = {}
+        self._found_as: dict[str, str] = {}
+        """The uid that discovery gave, by the worker's own: another one where it is a rank of an engine."""
+        self.ranked = False
+        """Whether some are ranks."""
         self._index: Mapping[str, WorkerFacts] = {}
         self._slots: Mapping[str, int] = {}
 
@@ -150,16 +160,44 @@ class WorkerTable:
     def get(self, uid: str) -> Worker | None:
         return self._workers.get(uid)
 
+    def without_lost_ranks(self, workers: list[Worker], late: AbstractSet[str]) -> list[Worker]:
+        """Without ranks that are late while others of their engine are not: it came back with fewer, and refuses what
+        is meant for them."""
+        alive = {worker.target.address for worker in workers if worker.index_id not in late}
+        return [
+            worker
+            for worker in workers
+            if worker.target.rank is None or worker.index_id not in late or worker.target.address not in alive
+        ]
+
     def set_targets(self, targets: Iterable[Target]) -> list[Worker]:
-        """Take the complete set; a target that stays keeps its history unless its address changed. Returns the
+        """Take discovery's complete set; a target that stays keeps its history unless its address changed. Returns the
         workers that left."""
+        self._targets = tuple(targets)
+        return self._place()
+
+    def set_index(self, workers: Mapping[str, WorkerFacts], slots: Mapping[str, int]) -> list[Worker]:
+        """Take the workers of the index and their slots: a target is joined by worker_id, else by address. Returns the
+        workers that left: an engine may turn out to be several ranks, or no longer to be."""
+        self._index, self._slots = workers, slots
+        return self._place()
+
+    def _place(self) -> list[Worker]:
         former, self._workers = self._workers, {}
-        for target in targets:
+        # What is known of an engine's health goes for its ranks, and the other way round.
+        engines = {self._found_as[uid]: worker for uid, worker in former.items()}
+        self._found_as = {}
+        for found_as, target in places(self._targets, self._index, self._slots):
             worker = former.pop(target.uid, None)
             if worker is None or worker.target.address != target.address:
                 worker = Worker(target)
+                engine = engines.get(found_as)
+                if engine is not None and engine.target.address == target.address:
+                    worker.healthy, worker.warm_at = engine.healthy, engine.warm_at
             worker.found(target)
             self._workers[target.uid] = worker
+            self._found_as[target.uid] = found_as
+        self.ranked = any(worker.target.rank is not None for worker in self._workers.values())
         self._join()
         return list(former.values())
 
@@ -172,11 +210,6 @@ class WorkerTable:
         healthy = sum(state is not State.UNHEALTHY for state in states)
         if ejected + 1 <= EJECTED_SHARE * (healthy + 1):
             worker.eject(now)
-
-    def set_index(self, workers: Mapping[str, WorkerFacts], slots: Mapping[str, int]) -> None:
-        """Take the workers of the index and their slots: a target is joined by worker_id, else by address."""
-        self._index, self._slots = workers, slots
-        self._join()
 
     @property
     def unjoined(self) -> int:

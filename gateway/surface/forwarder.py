@@ -14,14 +14,16 @@ from gateway.entrypoint.reply import Reply
 from gateway.entrypoint.upstream import UpstreamPool
 from gateway.prompts.body import BadRequestError, Unkeyed, model_name, parse_object
 from gateway.prompts.keyer import CHARACTERS_PER_TOKEN, Prompt
+from gateway.routing.affinity import NO_SESSION, session_key
 from gateway.routing.assignment import Outcome
 from gateway.routing.routed_request import RoutedRequest
 from gateway.surface import engines
 from gateway.surface.access import Access
-from gateway.surface.hints import NO_HINTS, Hints, read_hints
+from gateway.surface.hints import Hints, read_hints
 from gateway.surface.json_members import splice
 from gateway.surface.multipart import FormModel, form_model, is_form
 from gateway.surface.paths import Route, StoredPath
+from gateway.surface.pins import pinned
 from gateway.surface.pools import ModelTable, Pool, Served
 from gateway.surface.prompt_source import PromptSource
 from gateway.surface.reply_edits import ReplyEdits
@@ -101,6 +103,10 @@ class Forwarder:
         ):
             refuse(reply, unsalted_refusal(request.path))
             return served.pool.name
+        within = pinned(request, served.pool.router)
+        if isinstance(within, Refusal):
+            refuse(reply, within)
+            return served.pool.name
         previous = None if parsed.fields is None else parsed.fields.get("previous_response_id")
         owner = await self._owner(previous) if isinstance(previous, str) else None
         if isinstance(previous, str) and _is_foreign(owner, tenant):
@@ -111,7 +117,7 @@ class Forwarder:
             refuse(reply, admission)
             return served.pool.name
         try:
-            await self._send(request, reply, route, tenant, parsed, served, owner, admission)
+            await self._send(request, reply, route, tenant, parsed, served, owner, within, admission)
         finally:
             admission.release()
         return served.pool.name
@@ -189,6 +195,7 @@ class Forwarder:
         parsed: Parsed,
         served: Served,
         owner: Owner | None,
+        within: frozenset[str] | None,
         admission: Admission,
     ) -> None:
         pool, fields, metrics = served.pool, parsed.fields, self._metrics
@@ -196,12 +203,12 @@ class Forwarder:
         started_at = pool.router.clock()
         given = None if fields is None else fields.get("cache_salt")
         salt = self._access.salts.salt(tenant, given if isinstance(given, str) else None) if route.salted else None
-        hints = self._hints(request, fields) if route.prioritised else NO_HINTS
+        hints = self._hints(request, fields)
         edits = RequestEdits(
             model=served.name if served.alias else None,
             salt=salt if salt != given else None,
             ask_usage=route.counts_usage and fields is not None and lacks_usage(fields),
-            priority=hints.priority,
+            priority=hints.priority if route.prioritised else None,
         )
         arguments = request.body, parsed, edits, engines.rules(pool.router.engine())
         if len(request.body) <= INLINE_BYTES:
@@ -226,6 +233,8 @@ class Forwarder:
             prompt,
             adapter=served.adapter,
             only=owner.worker if owner is not None and owner.pool == name else None,
+            within=within,
+            session=NO_SESSION if hints.session is None else session_key(tenant.name, hints.session),
             headers=admission.headers(),
             streamed=fields is not None and fields.get("stream") is True,
         )

@@ -210,6 +210,10 @@ class CountedAssignment:
     outcomes: list[Outcome] = field(default_factory=list)
 
     @property
+    def request_headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        return ()
+
+    @property
     def reply_headers(self) -> tuple[tuple[bytes, bytes], ...]:
         return ((b"x-warmroute-worker", self.worker_id.encode()),)
 
