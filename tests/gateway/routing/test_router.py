@@ -302,9 +302,9 @@ def test_a_hot_prefix_gets_more_holders_while_its_holders_are_loaded_and_no_more
     """Each worker prefills 10,000 tokens a second. A tenant's prefix of 6,000 is held by one worker; every request
     brings 600 tokens of its own."""
 
-    def holders(requests_a_second: float) -> tuple[int, float, float]:
+    def holders(requests_a_second: float, policy: str = "warm") -> tuple[int, float, float]:
         """After a minute: workers that hold the prefix, the share of its tokens that was found, and the mean wait."""
-        pool, engines, shared = Pool(), {name: Worker(10_000.0) for name in NAMES}, list(range(6016))
+        pool, engines, shared = Pool(policy=policy), {name: Worker(10_000.0) for name in NAMES}, list(range(6016))
         keys = prompt_keys(shared, FINGERPRINT)
         pool.hold("a", keys)
         engines["a"].held.update(keys)
@@ -332,11 +332,14 @@ def test_a_hot_prefix_gets_more_holders_while_its_holders_are_loaded_and_no_more
 
     few, few_found, _ = holders(5)  # 3,000 tokens a second: a third of what one worker computes
     many, many_found, many_wait = holders(40)  # 24,000: what two and a half compute
+    load_blind, _, endless_wait = holders(40, "prefix_only")
     assert few == 1
     assert many >= 3
     assert few_found == 1
     assert many_found > 0.98
     assert many_wait < 1
+    assert load_blind == 1
+    assert endless_wait > 10
 
 
 def test_a_request_that_belongs_to_a_worker_goes_there_first() -> None:

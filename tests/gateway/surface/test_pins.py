@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import orjson
@@ -10,11 +12,21 @@ import pytest
 from gateway.discovery.targets import Target
 from gateway.routing.affinity import session_key
 from gateway.tenants.tenant import ANONYMOUS_NAME
-from tests.gateway.entrypoint.support import Message, plain, replying, run, worker
+from tests.gateway.entrypoint.support import Message, Worker, plain, replying, run, worker
 from tests.gateway.support import Gate, gate
 from tests.gateway.surface.support import CHAT, as_json, bearer, tenants
 
 PATH = "/v1/chat/completions"
+
+
+@asynccontextmanager
+async def two_workers() -> AsyncIterator[tuple[Gate, Worker, Worker]]:
+    async with (
+        worker(replying(as_json(b"{}"))) as one,
+        worker(replying(as_json(b"{}"))) as two,
+        gate(one.port, two.port) as gateway,
+    ):
+        yield gateway, one, two
 
 
 def error(answer: Message) -> tuple[int, str, str]:
@@ -33,18 +45,15 @@ def who(answer: Message) -> str:
 
 def test_a_worker_can_be_chosen_by_any_of_its_names_and_the_header_stops_here() -> None:
     async def scenario() -> None:
-        async with worker(replying(as_json(b"{}"))) as one, worker(replying(as_json(b"{}"))) as two:
-            async with gate(one.port, two.port) as gateway:
-                targets = [
-                    Target(f"u{n}", "127.0.0.1", each.port, f"w{n}", f"n{n}") for n, each in enumerate((one, two))
-                ]
-                gateway.pool.targets(targets)
-                for name in ("n1", "u1", f"127.0.0.1:{two.port}", "w1"):
-                    answers = [await ask(gateway, f"X-Warmroute-Worker: {name}") for _ in range(4)]
-                    assert {who(answer) for answer in answers} == {"n1"}
-                assert len(two.requests) == 16
-                assert all(message.header(b"x-warmroute-worker") is None for message in two.requests)
-                assert gateway.idle()
+        async with two_workers() as (gateway, one, two):
+            targets = [Target(f"u{n}", "127.0.0.1", each.port, f"w{n}", f"n{n}") for n, each in enumerate((one, two))]
+            gateway.pool.targets(targets)
+            for name in ("n1", "u1", f"127.0.0.1:{two.port}", "w1"):
+                answers = [await ask(gateway, f"X-Warmroute-Worker: {name}") for _ in range(4)]
+                assert {who(answer) for answer in answers} == {"n1"}
+            assert len(two.requests) == 16
+            assert all(message.header(b"x-warmroute-worker") is None for message in two.requests)
+            assert gateway.idle()
 
     run(scenario())
 
@@ -99,31 +108,30 @@ def test_a_pool_without_workers_says_so_rather_than_that_the_name_is_wrong() -> 
 
 def test_a_rank_can_be_chosen_and_every_engine_is_told_which_one_is_meant() -> None:
     async def scenario() -> None:
-        async with worker(replying(as_json(b"{}"))) as one, worker(replying(as_json(b"{}"))) as two:
-            async with gate(one.port, two.port) as gateway:
-                for number, engine in enumerate((one, two)):
-                    for rank in range(2):
-                        gateway.pool.hold(f"w{number}/dp{rank}", [], address=f"127.0.0.1:{engine.port}")
-                names = {who(await ask(gateway, "X-Data-Parallel-Rank: 1")) for _ in range(20)}
-                assert names == {"w0/dp1", "w1/dp1"}
-                for message in one.requests + two.requests:
-                    assert message.all(b"x-data-parallel-rank") == [b"1"]
-                del one.requests[:], two.requests[:]
-                both = [await ask(gateway, "X-Data-Parallel-Rank: 0", "X-Warmroute-Worker: w1") for _ in range(5)]
-                assert {who(answer) for answer in both} == {"w1/dp0"}
-                assert {who(await ask(gateway, "X-Warmroute-Worker: w1")) for _ in range(20)} == {"w1/dp0", "w1/dp1"}
-                # Without a wish too, the engine learns which rank the gateway has booked.
-                del one.requests[:], two.requests[:]
-                told = {(who(await ask(gateway)), (one.requests + two.requests)[-1].start[:4]) for _ in range(30)}
-                assert len(told) == 4
-                for engine in (one, two):
-                    assert {message.header(b"x-data-parallel-rank") for message in engine.requests} == {b"0", b"1"}
-                for value in ("2", "one", "-1", "", "9" * 5000):
-                    status, code, message = error(await ask(gateway, f"X-Data-Parallel-Rank: {value}"))
-                    assert (status, code) == (400, "unknown_rank")
-                    assert "there are: 0, 1" in message
-                    assert len(message) < 400
-                assert gateway.idle()
+        async with two_workers() as (gateway, one, two):
+            for number, engine in enumerate((one, two)):
+                for rank in range(2):
+                    gateway.pool.hold(f"w{number}/dp{rank}", [], address=f"127.0.0.1:{engine.port}")
+            names = {who(await ask(gateway, "X-Data-Parallel-Rank: 1")) for _ in range(20)}
+            assert names == {"w0/dp1", "w1/dp1"}
+            for message in one.requests + two.requests:
+                assert message.all(b"x-data-parallel-rank") == [b"1"]
+            del one.requests[:], two.requests[:]
+            both = [await ask(gateway, "X-Data-Parallel-Rank: 0", "X-Warmroute-Worker: w1") for _ in range(5)]
+            assert {who(answer) for answer in both} == {"w1/dp0"}
+            assert {who(await ask(gateway, "X-Warmroute-Worker: w1")) for _ in range(20)} == {"w1/dp0", "w1/dp1"}
+            # Without a wish too, the engine learns which rank the gateway has booked.
+            del one.requests[:], two.requests[:]
+            told = {(who(await ask(gateway)), (one.requests + two.requests)[-1].start[:4]) for _ in range(30)}
+            assert len(told) == 4
+            for engine in (one, two):
+                assert {message.header(b"x-data-parallel-rank") for message in engine.requests} == {b"0", b"1"}
+            for value in ("2", "one", "-1", "", "9" * 5000):
+                status, code, message = error(await ask(gateway, f"X-Data-Parallel-Rank: {value}"))
+                assert (status, code) == (400, "unknown_rank")
+                assert "there are: 0, 1" in message
+                assert len(message) < 400
+            assert gateway.idle()
 
     run(scenario())
 
@@ -151,27 +159,25 @@ def test_a_session_stays_on_its_worker(headers: tuple[str, ...], fields: dict) -
     """These prompts have no keys here, as where a gateway has no tokenizer."""
 
     async def scenario() -> None:
-        async with worker(replying(as_json(b"{}"))) as one, worker(replying(as_json(b"{}"))) as two:
-            async with gate(one.port, two.port) as gateway:
-                for path in (PATH, "/v1/messages", "/v1/responses"):
-                    names = {who(await ask(gateway, *headers, path=path, **fields)) for _ in range(15)}
-                    assert len(names) == 1
-                assert {who(await ask(gateway)) for _ in range(30)} == {"w0", "w1"}
-                assert gateway.count("session_requests_total", pool="p", outcome="stayed") == 44
+        async with two_workers() as (gateway, one, two):
+            for path in (PATH, "/v1/messages", "/v1/responses"):
+                names = {who(await ask(gateway, *headers, path=path, **fields)) for _ in range(15)}
+                assert len(names) == 1
+            assert {who(await ask(gateway)) for _ in range(30)} == {"w0", "w1"}
+            assert gateway.count("session_requests_total", pool="p", outcome="stayed") == 44
 
     run(scenario())
 
 
 def test_user_is_no_session_nor_is_what_stands_in_a_prompt() -> None:
     async def scenario() -> None:
-        async with worker(replying(as_json(b"{}"))) as one, worker(replying(as_json(b"{}"))) as two:
-            async with gate(one.port, two.port) as gateway:
-                messages = [{"role": "user", "content": '"session_id": "s", "prompt_cache_key": "s", "user": "x"'}]
-                for _ in range(30):
-                    await ask(gateway, user="x", messages=messages, metadata={"session_id": "s", "user_id": "s"})
-                assert one.requests
-                assert two.requests
-                assert len(gateway.pool.router.sessions) == 0
+        async with two_workers() as (gateway, one, two):
+            messages = [{"role": "user", "content": '"session_id": "s", "prompt_cache_key": "s", "user": "x"'}]
+            for _ in range(30):
+                await ask(gateway, user="x", messages=messages, metadata={"session_id": "s", "user_id": "s"})
+            assert one.requests
+            assert two.requests
+            assert len(gateway.pool.router.sessions) == 0
 
     run(scenario())
 
