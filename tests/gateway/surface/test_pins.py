@@ -159,7 +159,7 @@ def test_a_session_stays_on_its_worker(headers: tuple[str, ...], fields: dict) -
     """These prompts have no keys here, as where a gateway has no tokenizer."""
 
     async def scenario() -> None:
-        async with two_workers() as (gateway, one, two):
+        async with two_workers() as (gateway, _, _):
             for path in (PATH, "/v1/messages", "/v1/responses"):
                 names = {who(await ask(gateway, *headers, path=path, **fields)) for _ in range(15)}
                 assert len(names) == 1
