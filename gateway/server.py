@@ -184,6 +184,7 @@ class Gateway:
             pools[pool.name] = {
                 "ready_workers": states[State.READY],
                 "workers": len(router.workers),
+                "approximate_workers": router.approximate_workers,
                 "index": "connected" if self._indexes[pool.name].connected else "out of reach",
                 "routing": pool.routing,
                 "tokenizer": pool.prompts.describe(),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from panels import COLUMNS, NAMESPACE, POOL, Panel, quantile, quantiles, rate, series, share, stat, variable
+from routing_panels import ROUTING_PANELS
 from tenant_panels import TENANT_PANELS
 from tokenizer_panels import TOKENIZER_PANELS
 
@@ -216,19 +217,6 @@ MIRROR_PANELS = [
         (f"min(warmroute_gateway_load_streams{{{NAMESPACE}}})", "fewest"),
         (f"count(warmroute_indexer_ledger_up{{{NAMESPACE}}})", "indexers"),
     ),
-    series(
-        "Bookings of all gateways known",
-        "short",
-        "0 when a gateway routes by its own bookings and the workers' reports alone.",
-        (f"min by (pool) (warmroute_gateway_flight_shared{{{POOL}}})", "{{pool}}"),
-    ),
-    series(
-        "Other gateways known",
-        "short",
-        "By the gateway, or process, that knows fewest; should equal the number of the others.",
-        (f"min by (pool) (warmroute_gateway_flight_gateways{{{POOL}}})", "{{pool}} known"),
-        (f"count by (pool) (warmroute_gateway_flight_gateways{{{POOL}}}) - 1", "{{pool}} others"),
-    ),
 ]
 
 INDEXER_PANELS = [
@@ -327,6 +315,7 @@ ROWS = (
     ("Tenants", TENANT_PANELS),
     ("Cache", CACHE_PANELS),
     ("Tokenizers", TOKENIZER_PANELS),
+    ("Routing", ROUTING_PANELS),
     ("Workers", WORKER_PANELS),
     ("Index in the gateways", MIRROR_PANELS),
     ("Indexer", INDEXER_PANELS),
