@@ -303,6 +303,7 @@ FIRING = {
     "WarmrouteLedgerDown": (1, ""),
     "WarmrouteWorkersLate": (10, "1"),
     "WarmrouteWorkersUnjoined": (15, "2"),
+    "WarmrouteWorkersUnreported": (10, "1"),
     "WarmrouteNoReadyWorker": (2, ""),
 }
 """By rule: the minute at which it fires on SERIES with no worker ready, and the value that its summary shows."""
@@ -310,6 +311,7 @@ HEALTHY = [
     scraped("gateway-a", "warmroute_gateway_workers", "3+0x20", state="ready"),
     scraped("gateway-a", "warmroute_gateway_late_workers", "0+0x20"),
     scraped("gateway-a", "warmroute_gateway_unjoined_workers", "0+0x20"),
+    scraped("gateway-a", "warmroute_gateway_unreported_workers", "0+0x20"),
     scraped("gateway-a", "warmroute_mirror_refused_keys", "0+0x20"),
     # A minute's trouble, and what is in reach again; a lag that is still allowed.
     scraped("gateway-a", "warmroute_mirror_connected", "1x5 0x0 1x20"),

@@ -22,7 +22,7 @@ redis:
 
 {{- define "warmroute.config.gateway" -}}
 {{- $discovery := dict "namespace" .Release.Namespace "selector" (include "warmroute.poolSelector" .) "port" 8100 -}}
-{{- $pool := dict "name" .Values.pool.name "model" .Values.pool.model "policy" .Values.pool.policy -}}
+{{- $pool := dict "name" .Values.pool.name "model" .Values.pool.model "policy" .Values.pool.policy "pinning" .Values.pool.pinning -}}
 {{- $_ := set $pool "kubernetes" $discovery -}}
 {{- /* Without it the gateway takes the files that the workers offer. */ -}}
 {{- if .Values.pool.modelFiles.volume }}{{ $_ := set $pool "model_path" (include "warmroute.modelPath" .) }}{{ end -}}
