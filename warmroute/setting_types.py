@@ -55,6 +55,7 @@ def _conceal_url(value: object) -> object:
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
 HostPort = Annotated[str, AfterValidator(_check_host_port)]
+HttpUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")]
 RedisUrl = Annotated[str, AfterValidator(_check_redis_url), BeforeValidator(_conceal_url)]
 HostPorts = Annotated[str, AfterValidator(_check_host_ports)]
 _HUB_PART = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}"

@@ -6,13 +6,27 @@ from collections.abc import Set as AbstractSet
 
 from gateway.prompts.keyer import Prompt
 from gateway.routing.assignment import Outcome
+from gateway.routing.decision_header import decision_header
+from gateway.routing.rates import first_byte_seconds
 from gateway.routing.router import Choice, PoolRouter
 
 
 class RoutedRequest:
     """One request on its way through a pool: hands out assignments, one an attempt. Implements `Assigner`."""
 
-    __slots__ = ("_adapter", "_attempts", "_headers", "_only", "_prompt", "_router", "_streamed", "decided_at", "last")
+    __slots__ = (
+        "_adapter",
+        "_attempts",
+        "_explained",
+        "_headers",
+        "_only",
+        "_prompt",
+        "_router",
+        "_streamed",
+        "assignment",
+        "decided_at",
+        "last",
+    )
 
     def __init__(
         self,
@@ -23,11 +37,14 @@ class RoutedRequest:
         only: str | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
         streamed: bool = False,
+        explained: bool = False,
     ) -> None:
-        """`adapter` and `only` as in `PoolRouter.choose`; `headers` are added to the reply. `streamed`: the client
-        asked for events, so that the first byte comes when prefill is done."""
+        """`adapter` and `only` as in `PoolRouter.choose`; `headers` are added to the reply, and with `explained` the
+        decision. `streamed`: the client asked for events, so that the first byte comes when prefill is done."""
         self.last: Choice | None = None
         """The latest pick; its terms say what was expected of the worker."""
+        self.assignment: PoolAssignment | None = None
+        """What came of it."""
         self.decided_at: float | None = None
         """When the first pick was made, by the router's clock."""
         self._router = router
@@ -36,6 +53,7 @@ class RoutedRequest:
         self._only = only
         self._headers = headers
         self._streamed = streamed
+        self._explained = explained
         self._attempts = 0
         router.next_request()
 
@@ -53,7 +71,12 @@ class RoutedRequest:
         if self.decided_at is None:
             self.decided_at = router.clock()
         self._attempts += 1
-        return PoolAssignment(router, choice, self._prompt, self._headers, streamed=self._streamed)
+        headers = self._headers
+        if self._explained:
+            headers = (*headers, decision_header(choice, router.config.policy))
+        assignment = PoolAssignment(router, choice, self._prompt, headers, streamed=self._streamed)
+        self.assignment = assignment
+        return assignment
 
 
 class PoolAssignment:
@@ -67,6 +90,7 @@ class PoolAssignment:
         "_headers",
         "_prediction",
         "_prompt",
+        "_rate",
         "_router",
         "_streamed",
         "_terms",
@@ -97,6 +121,7 @@ class PoolAssignment:
         self._terms = choice.terms
         self._prompt = prompt
         self._streamed = streamed
+        self._rate = router.rates.rate(self.worker_id)
         self._booked_at = router.clock()
         self._first_byte_seconds = 0.0
         self._booking, self._prediction = router.book(choice, prompt)
@@ -109,6 +134,21 @@ class PoolAssignment:
             (b"x-warmroute-matched-tokens", b"%d" % self.matched_tokens),
             *self._headers,
         )
+
+    @property
+    def booked_at(self) -> float:
+        """When the pick was made, by the router's clock."""
+        return self._booked_at
+
+    @property
+    def estimated_seconds(self) -> float | None:
+        """From the pick to the first byte, as was to be expected then; None where the worker's rate was not learned."""
+        return first_byte_seconds(self._rate, self._terms, 0 if self._prompt is None else self._prompt.tokens)
+
+    @property
+    def first_byte_seconds(self) -> float | None:
+        """From the pick to the first byte; None where none came."""
+        return self._first_byte_seconds if self._answered else None
 
     def first_byte(self) -> None:
         self._answered = True

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.discovery.targets import Target
 from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.routing.approximate import DEFAULT_CAPACITY_KEYS
-from gateway.routing.facts import Decision, RequestFacts, Terms
+from gateway.routing.facts import CandidateFacts, Decision, RequestFacts, Terms
 from gateway.routing.policies import POLICIES
 from gateway.routing.predictions import Prediction
 from gateway.routing.reservations import Booking
@@ -25,7 +25,7 @@ from gateway.routing.sight import NO_KEYS, IndexView, Reports, Sight, is_approxi
 from gateway.routing.workers import State, Worker, WorkerTable
 from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS, pool_fingerprint
 from indexer.layout import WorkerFacts
-from indexer.mirror import Mirror
+from indexer.mirror import Match, Mirror
 from warmroute.config import PoolConfig
 from warmroute.metrics import GatewayMetrics
 
@@ -47,6 +47,16 @@ class Choice:
     @property
     def terms(self) -> Terms:
         return self.decision.terms[self.decision.winner]
+
+
+class Considered(NamedTuple):
+    """What the policy was told of the candidates, and what it made of it; in the order of the candidates."""
+
+    candidates: list[Worker]
+    facts: list[CandidateFacts]
+    matches: list[Match]
+    """Without what is predicted."""
+    decision: Decision
 
 
 class PoolRouter:
@@ -202,34 +212,69 @@ class PoolRouter:
 
         `adapter`: of the workers that serve it, as far as they say. `only`: the worker with this uid while it is there.
         """
+        seen = self.consider(prompt, exclude, adapter, only, self._sequence, self._random)
+        if seen is None:
+            return None
+        winner = seen.decision.winner
+        return Choice(seen.candidates[winner], seen.decision, seen.matches[winner].blocks)
+
+    def consider(
+        self,
+        prompt: Prompt | None,
+        exclude: AbstractSet[str],
+        adapter: str,
+        only: str | None,
+        sequence: int,
+        random: Random,
+        filtered: dict[str, str] | None = None,
+    ) -> Considered | None:
+        """As `choose`, with all that went into it; books and counts nothing. `sequence`: the request's number. Takes
+        into `filtered` why each other worker, by uid, is no candidate."""
         self._refresh()
         now = self.clock()
-        candidates = self._candidates(now, exclude, adapter, only)
+        candidates = self._candidates(now, exclude, adapter, only, random, filtered)
         if not candidates:
             return None
         facts, matches = self.sight.facts(candidates, prompt, self._space, now)
-        request = RequestFacts(self._sequence, prompt.tokens if prompt else 0, _affinity(prompt))
-        decision = self._policy(request, facts, self.config.weights, self._random)
-        return Choice(candidates[decision.winner], decision, matches[decision.winner].blocks)
+        request = RequestFacts(sequence, prompt.tokens if prompt else 0, _affinity(prompt))
+        decision = self._policy(request, facts, self.config.weights, random)
+        return Considered(candidates, facts, matches, decision)
 
-    def _candidates(self, now: float, exclude: AbstractSet[str], adapter: str, only: str | None) -> list[Worker]:
+    def _candidates(
+        self,
+        now: float,
+        exclude: AbstractSet[str],
+        adapter: str,
+        only: str | None,
+        random: Random,
+        filtered: dict[str, str] | None,
+    ) -> list[Worker]:
         """Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does
         either: the answer of a doubtful worker is better than none. One that starts slowly takes part in some draws."""
         workers = self.workers.all
         if only is not None and only not in exclude and (owner := self.workers.get(only)) is not None:
-            return [owner]
+            return _kept(workers, [owner], "pinned to another", filtered)
         if adapter:
             # A worker without facts may serve it all the same.
             serving = [worker for worker in workers if worker.facts is None or adapter in worker.facts.adapters]
-            workers = serving or workers
+            workers = _kept(workers, serving or workers, "adapter not loaded", filtered)
         best = [worker for worker in workers if worker.healthy and worker.ejected_until <= now]
         if not best:
             best = [worker for worker in workers if worker.healthy] or workers
+        if filtered is not None:
+            filtered |= {worker.target.uid: worker.state(now).value for worker in set(workers).difference(best)}
         candidates = [worker for worker in best if worker.target.uid not in exclude] if exclude else best
+        _kept(best, candidates, "excluded", filtered)
         warm = [worker for worker in candidates if worker.warm_at <= now]
         if not warm or len(warm) == len(candidates):
             return candidates
-        return [worker for worker in candidates if worker.warm_at <= now or self._random.random() < worker.share(now)]
+        drawn = [worker for worker in candidates if worker.warm_at <= now or random.random() < worker.share(now)]
+        return _kept(candidates, drawn, "slow start", filtered)
+
+    @property
+    def sequence(self) -> int:
+        """The latest request's number."""
+        return self._sequence
 
     def next_request(self) -> None:
         """Number the next request; all attempts of one request share a number."""
@@ -283,6 +328,13 @@ class PoolRouter:
             booked = self.reservations.of(worker.target.uid)
             self.metrics.in_flight_requests.labels(pool, worker.name).set(booked.requests)
             self.metrics.pending_tokens.labels(pool, worker.name).set(booked.pending_tokens)
+
+
+def _kept(before: list[Worker], after: list[Worker], reason: str, filtered: dict[str, str] | None) -> list[Worker]:
+    """`after`; the reason is noted for who is in `before` alone, where somebody asks."""
+    if filtered is not None:
+        filtered |= {worker.target.uid: reason for worker in set(before).difference(after)}
+    return after
 
 
 def _affinity(prompt: Prompt | None) -> int:
