@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from gateway.entrypoint.http import Request
 from gateway.prompts.body import BadRequestError, BodyKind, routed_body
@@ -44,16 +44,17 @@ class ExplainError(Exception):
 @dataclass(frozen=True, slots=True)
 class PromptView:
     """How a prompt is keyed. `load_only`: why it has no keys, so that it is routed by load alone; None where it has.
-    `exact`: whether the engine is known to count the same tokens. `token_ids`: whose they are, `engine` where this
-    gateway's own were found wrong. `tokens` is an estimate without keys, 0 where nothing is known. `segments`: which
-    part of the request each keyed token came from, None for a prompt without keys or too long to say."""
+    `exact`: whether the engine is known to count the same tokens. `counted_by`: whose token ids they are, the engine's
+    where this gateway's own were found wrong. `tokens` is an estimate without keys, 0 where nothing is known.
+    `segments`: which part of the request each keyed token came from, None for a prompt without keys or too long to say.
+    """
 
     tokens: int
     blocks: int
     index_block_tokens: int | None
     load_only: str | None
     exact: bool
-    token_ids: str
+    counted_by: Literal["gateway", "engine"]
     salted: bool
     segments: list[Segment] | None
 
@@ -114,7 +115,7 @@ class Explainer:
                 index_block_tokens=None if space is None else space.index_block_tokens,
                 load_only=keyed.reason if isinstance(keyed, Unkeyed) else None,
                 exact=not isinstance(keyed, Unkeyed) and keyed.exact,
-                token_ids="engine" if _is_engines(prepared) else "gateway",
+                counted_by="engine" if _is_engines(prepared) else "gateway",
                 salted=route.salted and self._access.salts.separates(tenant),
                 segments=await _segments(pool.keyer, fields, len(prepared.body), route.prompt, prepared),
             ),
