@@ -125,11 +125,14 @@ class Explainer:
         )
 
     def _tenant(self, name: str | None) -> Tenant:
-        if name is None:
-            return ANONYMOUS
         tenants = self._access.tenants
         if tenants is None:
-            raise ExplainError(400, "tenant: this gateway has no tenants; leave it out", param="tenant")
+            if name is not None:
+                raise ExplainError(400, "tenant: this gateway has no tenants; leave it out", param="tenant")
+            return ANONYMOUS
+        if name is None:
+            message = "tenant: it is missing, and this gateway serves tenants alone; say whose request it is, by name"
+            raise ExplainError(400, message, param="tenant")
         tenant = tenants.named(name)
         if tenant is None:
             raise ExplainError(404, f"tenant: there is no tenant {name[:200]!r} in the keys file", param="tenant")

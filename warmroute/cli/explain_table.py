@@ -13,7 +13,7 @@ from warmroute.cli.index_table import NOTHING, WIDTH, align, cut, number
 
 ROWS: Final = 20
 """Workers shown; --json has all."""
-NAME_WIDTH: Final = 28
+NAME_WIDTH: Final = 22
 SOURCES: Final = 6
 """Parts of a prompt that are named, those with most tokens."""
 
@@ -73,7 +73,7 @@ def _shown(candidates: Sequence[View], winner: View | None) -> list[View]:
     shown = list(candidates[:ROWS])
     name = None if winner is None else winner["worker"]
     if name is not None and all(each["worker"] != name for each in shown):
-        shown[-1] = next(each for each in candidates if each["worker"] == name)
+        shown[-1:] = [each for each in candidates if each["worker"] == name]
     return shown
 
 
@@ -102,7 +102,7 @@ def _cost_lines(shown: Sequence[View], decision: View) -> list[str]:
 
 
 def _match_lines(shown: Sequence[View]) -> list[str]:
-    head = ("  WORKER", "MATCHED", "DEVICE", "HOST", "ROUTED THERE", "EXPECTED", "WAITING", "KV USE", "INDEX")
+    head = ("  WORKER", "MATCHED", "DEVICE", "HOST", "ROUTED", "EXPECTED", "WAITING", "KV USE", "INDEX")
     rows = [head]
     for each in shown:
         match, load = each["match"], each["load"]
@@ -140,7 +140,9 @@ def _winner(decision: View) -> str:
         return f"{text}; {winner['tied']:,} cost the same, of which one is drawn each time."
     if winner["next_best"] is None:
         return f"{text}; there is no other."
-    return f"{text}; {cut(winner['next_best'], NAME_WIDTH)} would cost {_cost(winner['margin'], unit)} more."
+    margin = winner["margin"]
+    more = f"{_cost(abs(margin), unit)} {'more' if margin >= 0 else 'less'}"
+    return f"{text}; {cut(winner['next_best'], NAME_WIDTH)} would cost {more}."
 
 
 def _notes(explanation: View, candidates: Sequence[View]) -> list[str]:
