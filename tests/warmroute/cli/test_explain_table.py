@@ -97,7 +97,7 @@ def test_it_is_100_columns_wide_however_much_there_is_to_say() -> None:
     decision = {"workers": [full], "bookings": "own", "winner": winner}
     text = explanation_text(explanation(prompt={"segments": segments}, decision=decision))
     assert max(map(len, text.splitlines())) <= 100
-    assert "294 other parts 2,646" in text
+    assert "294 other parts 2,646" in " ".join(text.split())
     for column in ("MEMORY", "FIRST BYTE", "DEVICE", "HOST", "ROUTED", "EXPECTED", "WAITING", "KV USE"):
         assert column in text
 
