@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from random import Random
-from typing import Final, NamedTuple
+from typing import Final
 
 from gateway.discovery.targets import Target
 from gateway.prompts.keyer import KeySpace, Prompt
@@ -49,7 +49,8 @@ class Choice:
         return self.decision.terms[self.decision.winner]
 
 
-class Considered(NamedTuple):
+@dataclass(slots=True)  # not frozen: see gateway.routing.facts
+class Considered:
     """What the policy was told of the candidates, and what it made of it; in the order of the candidates."""
 
     candidates: list[Worker]

@@ -90,6 +90,8 @@ class Decisions:
     ) -> None:
         """Note a request that has ended. `prompt`: as it was keyed, or why it was not; `session`: as the client named
         it."""
+        if not self._kept.maxlen and self._log is None:
+            return
         choice, assignment = routed.last, routed.assignment
         pool, outcome = router.config.name, "no_worker" if result.outcome is None else result.outcome.value
         load_only = prompt.reason if isinstance(prompt, Unkeyed) else ""
