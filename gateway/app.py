@@ -45,13 +45,13 @@ class App:
         self._metrics = metrics
         self._access = access
         self._models = ModelTable(pools)
-        self._forwarder = Forwarder(config, self._models, upstreams, metrics, access, redis)
+        self.forwarder = Forwarder(config, self._models, upstreams, metrics, access, redis)
         self._started_at = int(time.time())
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """What keeps it up to date."""
-        shared = self._forwarder.shared
-        return [] if shared is None else [shared.run()]
+        shared, decisions = self.forwarder.shared, self.forwarder.decisions
+        return decisions.tasks() if shared is None else [shared.run(), *decisions.tasks()]
 
     async def __call__(self, request: Request, reply: Reply) -> None:
         pool = NO_POOL
@@ -74,7 +74,7 @@ class App:
         if route is not None:
             reply.anthropic = route.anthropic
             tenant = self._admitted(request, reply, ("POST",), anthropic=route.anthropic)
-            return NO_POOL if tenant is None else await self._forwarder.forward(request, reply, route, tenant)
+            return NO_POOL if tenant is None else await self.forwarder.forward(request, reply, route, tenant)
         if path == HEALTH:
             if request.method in READS:
                 reply.send(200)
@@ -89,7 +89,7 @@ class App:
         stored = stored_path(path)
         if stored is not None:
             tenant = self._admitted(request, reply, stored.methods)
-            return NO_POOL if tenant is None else await self._forwarder.forward_stored(request, reply, stored, tenant)
+            return NO_POOL if tenant is None else await self.forwarder.forward_stored(request, reply, stored, tenant)
         known = ", ".join([*POST_ROUTES, HEALTH, MODELS])
         send_error(
             reply, 404, f"there is no {request.method} {path[:200]} here; known paths: {known}", code="not_found"

@@ -39,7 +39,8 @@ async def supervise(config: GatewayConfig, entry: Entry) -> None:
     """Run config.processes of them until SIGINT or SIGTERM, then drain. Raises StartupError."""
     with tempfile.TemporaryDirectory(prefix="warmroute-") as folder:
         processes = Processes(entry, config.processes, Path(folder))
-        admin = ProcessesAdmin([processes.socket(number) for number in range(config.processes)])
+        sockets = [processes.socket(number) for number in range(config.processes)]
+        admin = ProcessesAdmin(sockets, body_limit_bytes=config.body_limit_bytes)
         drain = partial(processes.drain, config.unready_seconds + config.drain_seconds)
         try:
             try:

@@ -21,6 +21,7 @@ from gateway.discovery.targets import Target
 from gateway.entrypoint.server import Server
 from gateway.entrypoint.upstream import UpstreamPool
 from gateway.entrypoint.upstream_security import UpstreamSecurity
+from gateway.explain_admin import add_routes
 from gateway.flight import CALL_SECONDS, FlightExchange
 from gateway.health import HealthChecks
 from gateway.loads import LoadReports
@@ -30,6 +31,7 @@ from gateway.prompts.pool_prompts import KeyerSupply
 from gateway.routing.router import PoolRouter
 from gateway.routing.workers import State
 from gateway.surface.access import OPEN, Access
+from gateway.surface.explain import Explainer
 from gateway.surface.paths import ANTHROPIC_PATHS
 from gateway.tenants.limiter import Limiter
 from gateway.tenants.salts import Salts
@@ -99,7 +101,13 @@ class Gateway:
             on_log_drop=self.metrics.access_log_dropped.inc,
             anthropic_paths=ANTHROPIC_PATHS,
         )
-        self.admin = AdminServer(self.registry, self.readiness, before_scrape=self._set_gauges)
+        self.admin = AdminServer(
+            self.registry,
+            self.readiness,
+            before_scrape=self._set_gauges,
+            body_limit_bytes=config.body_limit_bytes,
+        )
+        add_routes(self.admin.app, Explainer(app.forwarder, self.access), app.forwarder.decisions)
         self._discoveries: list[KubernetesDiscovery] = []
 
     def _pool(self, config: PoolConfig, redis: Client) -> Pool:
@@ -201,6 +209,7 @@ class Gateway:
 
     async def stop(self) -> None:
         await self.server.drain(0)
+        await self._app.forwarder.decisions.stop()
         await self.upstreams.close()
         await self.admin.stop()
         for pool in self.pools.values():

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+BODY_LIMIT_BYTES: Final = 65_536
 Readiness = Callable[[], tuple[bool, dict[str, Any]]]
 """Says whether the part can do its work, and why, as JSON."""
 
@@ -17,8 +18,8 @@ Readiness = Callable[[], tuple[bool, dict[str, Any]]]
 class AdminSite(ABC):
     """aiohttp on a port of its own, so that probes and scrapes never share the data path's connections."""
 
-    def __init__(self) -> None:
-        self.app = web.Application()
+    def __init__(self, *, body_limit_bytes: int = BODY_LIMIT_BYTES) -> None:
+        self.app = web.Application(client_max_size=body_limit_bytes)
         self.app.router.add_get("/healthz", self._healthz)
         self.app.router.add_get("/readyz", self._readyz)
         self.app.router.add_get("/metrics", self._metrics)
@@ -73,10 +74,15 @@ class AdminServer(AdminSite):
     """Of one process."""
 
     def __init__(
-        self, registry: CollectorRegistry, ready: Readiness, *, before_scrape: Callable[[], None] | None = None
+        self,
+        registry: CollectorRegistry,
+        ready: Readiness,
+        *,
+        before_scrape: Callable[[], None] | None = None,
+        body_limit_bytes: int = BODY_LIMIT_BYTES,
     ) -> None:
         """`before_scrape` sets gauges that are not worth keeping current all the time."""
-        super().__init__()
+        super().__init__(body_limit_bytes=body_limit_bytes)
         self._before_scrape = before_scrape
         self._registry = registry
         self._ready = ready

@@ -1,11 +1,11 @@
 """The configuration model: one YAML file; environment variables and flags override it by one rule.
 
-The file has one section a command (`gateway`, `indexer`, `worker`, `index`, `up`, `demo`, `replay`) and shared ones
-(`redis`, `grpc`, `tenants`, `log`). A field `gateway.admin_port` is the flag `--admin-port` of `warmroute gateway` and
-the environment variable `WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its section in the flag, as
-`--redis-url`. Flags win over the environment, the environment over the file, the file over defaults. Values of flags
-and variables are YAML, so lists and mappings can be given too. Unknown fields are errors. Relative paths start at the
-folder of the file, those of flags and variables where the command is called.
+The file has one section a command (`gateway`, `indexer`, `worker`, `index`, `explain`, `up`, `demo`, `replay`) and
+shared ones (`redis`, `grpc`, `tenants`, `log`). A field `gateway.admin_port` is the flag `--admin-port` of `warmroute
+gateway` and the environment variable `WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its section in the
+flag, as `--redis-url`. Flags win over the environment, the environment over the file, the file over defaults. Values of
+flags and variables are YAML, so lists and mappings can be given too. Unknown fields are errors. Relative paths start at
+the folder of the file, those of flags and variables where the command is called.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic import (
 
 from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS
 from warmroute.connection_config import GrpcConfig, RedisConfig
+from warmroute.inspect_config import ExplainConfig, IndexConfig
 from warmroute.replay_config import ReplayConfig
 from warmroute.secret import Secret
 from warmroute.setting_types import EngineName, HostPort, HostPorts, HubName, Name, PolicyName, Port, RedisUrl, Section
@@ -198,8 +199,16 @@ class GatewayConfig(Section):
     access_log: Literal["off", "json"] | Path = Field(
         "off", description="off, json (one line a request on standard output) or the path of a file"
     )
+    decision_log: Path | None = Field(
+        None,
+        description="file of all decisions and their outcome, for `warmroute replay`; written nowhere when left out",
+    )
+    decisions_kept: int = Field(1000, ge=0, le=100_000, description="latest decisions kept in memory, for /decisions")
+    decision_header: bool = Field(
+        True, description="whether a client that sends x-warmroute-explain: 1 is told the decision; it shows loads"
+    )
     admin_host: str = Field("127.0.0.1", description="address of the admin server")
-    admin_port: Port = Field(8001, description="port of /healthz, /readyz, /metrics")
+    admin_port: Port = Field(8001, description="port of /healthz, /readyz, /metrics, /explain, /decisions")
     indexers: tuple[HostPort, ...] = Field(
         ("127.0.0.1:50051",), description="host:port of the indexer; a name may resolve to many replicas"
     )
@@ -232,9 +241,11 @@ class GatewayConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_access_log(self) -> Self:
+    def _check_logs(self) -> Self:
         if self.access_log == Path():
             raise ValueError("access_log: give off, json or the path of a file")
+        if self.decision_log == Path():
+            raise ValueError("decision_log: give the path of a file, or leave it out")
         return self
 
     @model_validator(mode="after")
@@ -333,19 +344,6 @@ class WorkerConfig(Section):
     device: str = Field("cpu", description="PyTorch device: cpu, cuda, cuda:1 ...")
 
 
-class IndexConfig(Section):
-    """What `warmroute index` looks at."""
-
-    pool: Name | None = Field(None, description="only this pool; all of them when left out")
-    indexers: tuple[HostPort, ...] = Field(
-        (),
-        description="host:port of the indexers, for loads and lag; else those of gateway.indexers, 127.0.0.1:50051",
-    )
-    model_path: Path | None = Field(
-        None, description="folder with the pool's tokenizer.json, for --prompt; that of gateway.pools when left out"
-    )
-
-
 class UpConfig(Section):
     """Everything on this machine."""
 
@@ -382,6 +380,7 @@ class Config(Section):
     indexer: IndexerConfig = IndexerConfig()
     worker: WorkerConfig = WorkerConfig()
     index: IndexConfig = IndexConfig()
+    explain: ExplainConfig = ExplainConfig()
     up: UpConfig = UpConfig()
     demo: DemoConfig = DemoConfig()
     replay: ReplayConfig = ReplayConfig()

@@ -99,6 +99,11 @@ class GatewayMetrics:
             "Lines of the access log that were lost, since too many waited or they could not be written.",
             registry=registry,
         )
+        self.decision_log_dropped = Counter(
+            "warmroute_gateway_decision_log_dropped",
+            "Lines of the decision log that were lost, since too many waited or they could not be written.",
+            registry=registry,
+        )
         self.retries = Counter(
             "warmroute_gateway_retries",
             "Attempts that followed a failed one.",

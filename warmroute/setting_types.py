@@ -40,6 +40,12 @@ def _check_redis_url(value: str) -> str:
     return value
 
 
+def _check_http_url(value: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", value):
+        raise ValueError("give http:// or https://, a host and a port, such as http://127.0.0.1:8001")
+    return value
+
+
 class _ConcealedUrl(str):
     """Errors print the input's repr: without user and password here."""
 
@@ -55,6 +61,7 @@ def _conceal_url(value: object) -> object:
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
 HostPort = Annotated[str, AfterValidator(_check_host_port)]
+HttpUrl = Annotated[str, AfterValidator(_check_http_url)]
 RedisUrl = Annotated[str, AfterValidator(_check_redis_url), BeforeValidator(_conceal_url)]
 HostPorts = Annotated[str, AfterValidator(_check_host_ports)]
 _HUB_PART = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}"

@@ -51,11 +51,12 @@ TENANT_PANELS = [
         ),
     ),
     series(
-        "Keys and access log",
+        "Keys and logs",
         "cps",
-        "Requests refused for their key, keys files read anew or refused, lines that the access log lost.",
+        "Requests refused for their key, keys files read anew or refused, lines that the access or decision log lost.",
         (rate("warmroute_gateway_key_refusals_total", "reason", NAMESPACE), "{{reason}} key"),
         (rate("warmroute_gateway_key_reloads_total", "outcome", NAMESPACE), "keys file {{outcome}}"),
-        (rate("warmroute_gateway_access_log_dropped_total", where=NAMESPACE), "log lines lost"),
+        (rate("warmroute_gateway_access_log_dropped_total", where=NAMESPACE), "access log lines lost"),
+        (rate("warmroute_gateway_decision_log_dropped_total", where=NAMESPACE), "decision log lines lost"),
     ),
 ]

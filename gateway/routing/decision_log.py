@@ -8,13 +8,14 @@ JSON lines, one a request that was routed and has ended:
 
 `time` is when the worker was picked, in seconds since 1970. `matched_tokens` is what was expected to be cached,
 `cached_tokens` what the engine said, null where it said nothing; `first_byte_seconds` is counted from the pick, null
-for a reply that was not streamed or never came. `keys` are the prompt's index keys, 16 hexadecimal digits each: hashes,
-from which no text can be read; but equal ones say that two prompts begin alike. Readers ignore fields that they do not
-know.
+for a reply that was not streamed or never came. `session` is a hash of the session that the request named, "" for none.
+`keys` are the prompt's index keys, 16 hexadecimal digits each: hashes, from which no text can be read; but equal ones
+say that two prompts begin alike. Readers ignore fields that they do not know.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -45,7 +46,8 @@ class LoggedDecision:
     def to_json(self) -> bytes:
         """The line, without its end."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "keys"}
-        return orjson.dumps({"v": VERSION, **fields, "keys": "".join([f"{key:016x}" for key in self.keys])})
+        # A tenth of the time that a format for each key takes.
+        return orjson.dumps({"v": VERSION, **fields, "keys": struct.pack(f">{len(self.keys)}Q", *self.keys).hex()})
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> LoggedDecision:

@@ -48,6 +48,10 @@ class PrefillRate:
         """How long the worker computes `uncached` tokens behind `cached` ones, with nothing else to do."""
         return self.per_token * self.work_tokens(uncached, cached)
 
+    def first_byte_seconds(self, pending: float, uncached: float, cached: float) -> float:
+        """When the reply begins, after the pick: once `pending` tokens of work and then the prompt are computed."""
+        return self.per_token * pending + self.seconds(uncached, cached)
+
 
 @dataclass(slots=True)
 class CandidateFacts:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, NamedTuple
 
-from gateway.routing.facts import PrefillRate
+from gateway.routing.facts import PrefillRate, Terms
 
 SAMPLES: Final = 128
 """Latest samples kept of a worker; its rate follows a change of the machine within as many requests."""
@@ -113,6 +113,14 @@ class PrefillRates:
                 continue
             alike = abs(own.per_token - usual) <= SAME_SPEED * usual
             known.rate = PrefillRate(usual, usual_fixed, self.context) if alike else own
+
+
+def first_byte_seconds(rate: PrefillRate | None, terms: Terms, prompt_tokens: int) -> float | None:
+    """From the pick to the reply's first byte, by the terms of the decision; None without a rate or a prompt."""
+    if rate is None or not prompt_tokens:
+        return None
+    uncached = terms.uncached_tokens
+    return rate.first_byte_seconds(terms.pending_tokens, uncached, max(0.0, prompt_tokens - uncached))
 
 
 def _fit(samples: Sequence[_Sample], context: float) -> PrefillRate | None:

@@ -7,6 +7,9 @@ from collections.abc import Set as AbstractSet
 from gateway.prompts.keyer import Prompt
 from gateway.routing.affinity import NO_SESSION
 from gateway.routing.assignment import Outcome
+from gateway.routing.candidates import Wish
+from gateway.routing.decision_header import decision_header
+from gateway.routing.rates import first_byte_seconds
 from gateway.routing.router import Choice, PoolRouter
 
 
@@ -14,15 +17,14 @@ class RoutedRequest:
     """One request on its way through a pool: hands out assignments, one an attempt. Implements `Assigner`."""
 
     __slots__ = (
-        "_adapter",
         "_attempts",
+        "_explained",
         "_headers",
-        "_only",
         "_prompt",
         "_router",
-        "_session",
         "_streamed",
-        "_within",
+        "_wish",
+        "assignment",
         "decided_at",
         "last",
     )
@@ -38,29 +40,28 @@ class RoutedRequest:
         session: int = NO_SESSION,
         headers: tuple[tuple[bytes, bytes], ...] = (),
         streamed: bool = False,
+        explained: bool = False,
     ) -> None:
-        """`adapter`, `only`, `within` and `session` as in `PoolRouter.choose`; `headers` are added to the reply.
-        `streamed`: the client asked for events, so that the first byte comes when prefill is done."""
+        """`adapter`, `only`, `within` and `session` as in `Wish`; `headers` are added to the reply, and with `explained`
+        the decision. `streamed`: the client asked for events, so that the first byte comes when prefill is done."""
         self.last: Choice | None = None
         """The latest pick; its terms say what was expected of the worker."""
+        self.assignment: PoolAssignment | None = None
+        """What came of it."""
         self.decided_at: float | None = None
         """When the first pick was made, by the router's clock."""
         self._router = router
         self._prompt = prompt
-        self._adapter = adapter
-        self._only = only
-        self._within = within
-        self._session = session
+        self._wish = Wish(adapter, only, within, session)
         self._headers = headers
         self._streamed = streamed
+        self._explained = explained
         self._attempts = 0
         router.next_request()
 
     def assign(self, exclude: AbstractSet[str]) -> PoolAssignment | None:
         router = self._router
-        choice = router.choose(
-            self._prompt, exclude, adapter=self._adapter, only=self._only, within=self._within, session=self._session
-        )
+        choice = router.choose(self._prompt, exclude, self._wish)
         if choice is None:
             return None
         if self._attempts:
@@ -72,9 +73,14 @@ class RoutedRequest:
         if self.decided_at is None:
             self.decided_at = router.clock()
         self._attempts += 1
-        if self._session:
-            router.stayed(self._session, choice)
-        return PoolAssignment(router, choice, self._prompt, self._headers, streamed=self._streamed)
+        if self._wish.session:
+            router.stayed(self._wish.session, choice)
+        headers = self._headers
+        if self._explained:
+            headers = (*headers, decision_header(choice, router.config.policy))
+        assignment = PoolAssignment(router, choice, self._prompt, headers, streamed=self._streamed)
+        self.assignment = assignment
+        return assignment
 
 
 class PoolAssignment:
@@ -88,6 +94,7 @@ class PoolAssignment:
         "_headers",
         "_prediction",
         "_prompt",
+        "_rate",
         "_router",
         "_streamed",
         "_terms",
@@ -118,6 +125,7 @@ class PoolAssignment:
         self._terms = choice.terms
         self._prompt = prompt
         self._streamed = streamed
+        self._rate = router.rates.rate(self.worker_id)
         self._booked_at = router.clock()
         self._first_byte_seconds = 0.0
         self._booking, self._prediction = router.book(choice, prompt)
@@ -134,6 +142,21 @@ class PoolAssignment:
             (b"x-warmroute-matched-tokens", b"%d" % self.matched_tokens),
             *self._headers,
         )
+
+    @property
+    def booked_at(self) -> float:
+        """When the pick was made, by the router's clock."""
+        return self._booked_at
+
+    @property
+    def estimated_seconds(self) -> float | None:
+        """From the pick to the first byte, as was to be expected then; None where the worker's rate was not learned."""
+        return first_byte_seconds(self._rate, self._terms, 0 if self._prompt is None else self._prompt.tokens)
+
+    @property
+    def first_byte_seconds(self) -> float | None:
+        """From the pick to the first byte; None where none came."""
+        return self._first_byte_seconds if self._answered else None
 
     def first_byte(self) -> None:
         self._answered = True

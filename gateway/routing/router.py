@@ -16,10 +16,11 @@ from typing import Final
 
 from gateway.discovery.targets import Target
 from gateway.prompts.keyer import KeySpace, Prompt
-from gateway.routing.affinity import NO_SESSION, Sessions, preferred
+from gateway.routing.affinity import Sessions, preferred
 from gateway.routing.approximate import DEFAULT_CAPACITY_KEYS
 from gateway.routing.assignment import Outcome
-from gateway.routing.facts import Decision, RequestFacts, Terms
+from gateway.routing.candidates import NO_WISH, Wish, candidates
+from gateway.routing.facts import CandidateFacts, Decision, RequestFacts, Terms
 from gateway.routing.policies import POLICIES
 from gateway.routing.predictions import Prediction
 from gateway.routing.reservations import Booking
@@ -28,7 +29,7 @@ from gateway.routing.sight import NO_KEYS, IndexView, Reports, Sight, is_approxi
 from gateway.routing.workers import State, Worker, WorkerTable
 from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS, pool_fingerprint
 from indexer.layout import WorkerFacts
-from indexer.mirror import Mirror
+from indexer.mirror import Match, Mirror
 from warmroute.config import PoolConfig
 from warmroute.metrics import GatewayMetrics
 
@@ -50,6 +51,17 @@ class Choice:
     @property
     def terms(self) -> Terms:
         return self.decision.terms[self.decision.winner]
+
+
+@dataclass(slots=True)  # not frozen: see gateway.routing.facts
+class Considered:
+    """What the policy was told of the candidates, and what it made of it; in the order of the candidates."""
+
+    candidates: list[Worker]
+    facts: list[CandidateFacts]
+    matches: list[Match]
+    """Without what is predicted."""
+    decision: Decision
 
 
 class PoolRouter:
@@ -205,39 +217,37 @@ class PoolRouter:
     # --- picking -----------------------------------------------------------------------------------------------------
 
     def choose(
+        self, prompt: Prompt | None, exclude: AbstractSet[str] = frozenset(), wish: Wish = NO_WISH
+    ) -> Choice | None:
+        """The policy's pick among the candidates that are not excluded (by uid); None when there is none."""
+        seen = self.consider(prompt, exclude, wish, self._sequence, self._random)
+        if seen is None:
+            return None
+        winner = seen.decision.winner
+        return Choice(seen.candidates[winner], seen.decision, seen.matches[winner].blocks)
+
+    def consider(
         self,
         prompt: Prompt | None,
-        exclude: AbstractSet[str] = frozenset(),
-        *,
-        adapter: str = "",
-        only: str | None = None,
-        within: AbstractSet[str] | None = None,
-        session: int = NO_SESSION,
-    ) -> Choice | None:
-        """The policy's pick among the candidates that are not excluded (by uid); None when there is none.
-
-        `adapter`: of the workers that serve it, as far as they say. `only`: the worker with this uid while it is there.
-        `within`: none but these. `session`: rather where it was last, see `gateway.routing.affinity`.
-        """
+        exclude: AbstractSet[str],
+        wish: Wish,
+        sequence: int,
+        random: Random,
+        filtered: dict[str, str] | None = None,
+    ) -> Considered | None:
+        """As `choose`, with all that went into it; books and counts nothing. `sequence`: the request's number. Takes
+        into `filtered` why each other worker, by uid, is no candidate."""
         self._refresh()
         now = self.clock()
-        candidates = self._candidates(now, exclude, adapter, only, within)
-        if not candidates:
+        workers = candidates(self.workers, self.index.late, exclude, wish, now, random, filtered)
+        if not workers:
             return None
-        facts, matches = self.sight.facts(candidates, prompt, self._space, now)
-        request = RequestFacts(self._sequence, prompt.tokens if prompt else 0, session or _affinity(prompt))
-        decision = self._policy(request, facts, self.config.weights, self._random)
-        if session and self._heeds_sessions:
-            self._heed(decision, candidates, prompt, self.sessions.home(session, now))
-        return Choice(candidates[decision.winner], decision, matches[decision.winner].blocks)
-
-    @staticmethod
-    def _heed(decision: Decision, candidates: list[Worker], prompt: Prompt | None, home: str | None) -> None:
-        """Let a session's home win where it is good enough."""
-        position = next((place for place, worker in enumerate(candidates) if worker.target.uid == home), None)
-        if position is not None:
-            keyed, sized = prompt is not None and bool(prompt.keys), prompt is not None and prompt.tokens > 0
-            decision.winner = preferred(decision, position, keyed=keyed, sized=sized)
+        facts, matches = self.sight.facts(workers, prompt, self._space, now)
+        request = RequestFacts(sequence, prompt.tokens if prompt else 0, wish.session or _affinity(prompt))
+        decision = self._policy(request, facts, self.config.weights, random)
+        if wish.session and self._heeds_sessions:
+            _heed(decision, workers, prompt, self.sessions.home(wish.session, now))
+        return Considered(workers, facts, matches, decision)
 
     def stayed(self, session: int, choice: Choice) -> None:
         """A session's request goes where the choice says."""
@@ -250,41 +260,10 @@ class PoolRouter:
         self._refresh()
         return self.workers.all
 
-    def _candidates(
-        self,
-        now: float,
-        exclude: AbstractSet[str],
-        adapter: str,
-        only: str | None,
-        within: AbstractSet[str] | None,
-    ) -> list[Worker]:
-        """Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does
-        either: the answer of a doubtful worker is better than none. One that starts slowly takes part in some draws."""
-        workers = self.workers.all
-        if within is not None:
-            workers = [worker for worker in workers if worker.target.uid in within]
-        elif only is not None and only not in exclude and (owner := self.workers.get(only)) is not None:
-            return [owner]
-        elif adapter:
-            workers = _serving(workers, adapter, exclude)
-        if self.workers.ranked:
-            workers = self._reachable_ranks(workers, exclude)
-        best = [worker for worker in workers if worker.healthy and worker.ejected_until <= now]
-        if not best:
-            best = [worker for worker in workers if worker.healthy] or workers
-        candidates = [worker for worker in best if worker.target.uid not in exclude] if exclude else best
-        warm = [worker for worker in candidates if worker.warm_at <= now]
-        if not warm or len(warm) == len(candidates):
-            return candidates
-        return [worker for worker in candidates if worker.warm_at <= now or self._random.random() < worker.share(now)]
-
-    def _reachable_ranks(self, workers: list[Worker], exclude: AbstractSet[str]) -> list[Worker]:
-        """Without ranks that their engine no longer has; and not the engine that failed, if there is another."""
-        if late := self.index.late:
-            workers = self.workers.without_lost_ranks(workers, late)
-        failed = {tried.target.address for uid in exclude if (tried := self.workers.get(uid)) is not None}
-        others = [worker for worker in workers if worker.target.address not in failed] if failed else workers
-        return others if any(worker.healthy for worker in others) else workers
+    @property
+    def sequence(self) -> int:
+        """The latest request's number."""
+        return self._sequence
 
     def next_request(self) -> None:
         """Number the next request; all attempts of one request share a number."""
@@ -340,15 +319,12 @@ class PoolRouter:
             self.metrics.pending_tokens.labels(pool, worker.name).set(booked.pending_tokens)
 
 
-def _serving(workers: list[Worker], adapter: str, exclude: AbstractSet[str]) -> list[Worker]:
-    """Those that have the adapter loaded; else those that have not said what they have; else all, since an engine may
-    load it on demand."""
-    loaded = [worker for worker in workers if worker.facts is not None and adapter in worker.facts.adapters]
-    silent = [worker for worker in workers if worker.facts is None]
-    for some in (loaded, silent):
-        if any(worker.healthy and worker.target.uid not in exclude for worker in some):
-            return some
-    return loaded or silent or workers
+def _heed(decision: Decision, workers: list[Worker], prompt: Prompt | None, home: str | None) -> None:
+    """Let a session's home win where it is good enough."""
+    position = next((place for place, worker in enumerate(workers) if worker.target.uid == home), None)
+    if position is not None:
+        keyed, sized = prompt is not None and bool(prompt.keys), prompt is not None and prompt.tokens > 0
+        decision.winner = preferred(decision, position, keyed=keyed, sized=sized)
 
 
 def _affinity(prompt: Prompt | None) -> int:

@@ -71,7 +71,7 @@ class Sight:
         keys = NO_KEYS if prompt is None or space is None else prompt.keys
         confirmed = self.index.mirror.match(keys) if keys else NO_MATCHES
         approximate = self.approximate.match(keys) if keys else NO_MATCHES
-        predicted = self._predicted(keys) if keys else NO_DEPTHS
+        predicted = self.predicted(keys) if keys else NO_DEPTHS
         shared = self.flight.shared(now)
         pool, late = self._pool, self.index.late
         report_of, rate_of = self.reports.get, self._rate_of
@@ -113,7 +113,7 @@ class Sight:
             )
         return facts, matches
 
-    def _predicted(self, keys: Sequence[int]) -> Mapping[str, int]:
+    def predicted(self, keys: Sequence[int]) -> Mapping[str, int]:
         """Leading blocks that this gateway or another expects on workers."""
         depths = self.predictions.match(keys)
         for uid, depth in self.flight.predicted.match(keys).items():

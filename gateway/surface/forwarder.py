@@ -19,13 +19,14 @@ from gateway.routing.assignment import Outcome
 from gateway.routing.routed_request import RoutedRequest
 from gateway.surface import engines
 from gateway.surface.access import Access
+from gateway.surface.decisions import Decisions
 from gateway.surface.hints import Hints, read_hints
 from gateway.surface.json_members import splice
 from gateway.surface.multipart import FormModel, form_model, is_form
 from gateway.surface.paths import Route, StoredPath
 from gateway.surface.pins import pinned
 from gateway.surface.pools import ModelTable, Pool, Served
-from gateway.surface.prompt_source import PromptSource
+from gateway.surface.prompt_source import Keyed, PromptSource
 from gateway.surface.reply_edits import ReplyEdits
 from gateway.surface.request_edits import RequestEdits, lacks_usage
 from gateway.surface.shared_responses import SharedResponses
@@ -42,6 +43,8 @@ INLINE_BYTES: Final = 65_536
 CONTAINERS_LIMIT: Final = 1_000_000
 """Most lists and objects of a body. Each costs the parser 0.2 us and 64 bytes, so that 32 MiB of them would stop every
 stream for two seconds and take a GB."""
+EXPLAIN_HEADER: Final = b"x-warmroute-explain"
+"""With the value 1 it asks for the decision in the reply's head."""
 NO_POOL: Final = ""
 """Label of requests that no pool served."""
 _UNKNOWN: Final = Prompt(0, [])
@@ -55,6 +58,17 @@ class Parsed:
     model: str | None
     fields: Mapping[str, Any] | None
     form: FormModel | None = None
+
+
+@dataclass(slots=True)  # not frozen: see Request
+class Prepared:
+    """A request on its way: the body that the worker gets, what was edited in it, and what it is routed by."""
+
+    body: bytes
+    edits: RequestEdits
+    keyed: Keyed
+    prompt: Prompt
+    """Without keys where `keyed` has none."""
 
 
 class Forwarder:
@@ -79,6 +93,7 @@ class Forwarder:
         self._metrics = metrics
         self._access = access
         self._prompts = PromptSource(metrics, budget_seconds=config.prompt_budget_seconds)
+        self.decisions = Decisions(config, metrics)
         self.stored = StoredResponses()
         self.shared = None if redis is None else SharedResponses(redis, metrics, self.stored)
 
@@ -93,14 +108,11 @@ class Forwarder:
         except BadRequestError as error:
             send_error(reply, 400, str(error), param=error.param)
             return NO_POOL
-        served = self._served(reply, parsed, tenant)
-        if served is None:
+        served = self.served(parsed, tenant)
+        if isinstance(served, Refusal):
+            refuse(reply, served)
             return NO_POOL
-        if (
-            route.salted
-            and self._access.needs_salt(tenant)
-            and request.path in engines.unsalted_paths(served.pool.router.engines)
-        ):
+        if self.unsalted(request.path, route, served, tenant):
             refuse(reply, unsalted_refusal(request.path))
             return served.pool.name
         within = pinned(request, served.pool.router)
@@ -162,29 +174,68 @@ class Forwarder:
             chosen = fields is not None and fields.get("request_id") is not None
             self.shared.learn(response_id, owner, chosen=chosen)
 
-    def _served(self, reply: Reply, parsed: Parsed, tenant: Tenant) -> Served | None:
-        """The pool and model of a request; None where it was refused."""
+    def served(self, parsed: Parsed, tenant: Tenant) -> Served | Refusal:
+        """The pool and model of a request."""
         if parsed.model is None:
             served = self._models.only
             if served is None:
                 message = "'model' is needed here, since this gateway serves several; GET /v1/models lists them"
-                send_error(reply, 400, message, param="model")
-                return None
+                return Refusal(400, message, None, "model")
             name = served.name
         else:
             name = parsed.model
             served = self._models.find(name)
         if not tenant.may_use(name):
-            refuse(reply, model_refusal(name))
-            return None
+            return model_refusal(name)
         if served is None:
-            if tenant.anonymous:
-                known = ", ".join(self._models.names()) or "none"
-                message = f"the model {name[:200]!r} does not exist; models here: {known}"
-                send_error(reply, 404, message, param="model", code="model_not_found")
-            else:
-                refuse(reply, model_refusal(name))
+            if not tenant.anonymous:
+                return model_refusal(name)
+            known = ", ".join(self._models.names()) or "none"
+            message = f"the model {name[:200]!r} does not exist; models here: {known}"
+            return Refusal(404, message, "model_not_found", "model")
         return served
+
+    def unsalted(self, path: str, route: Route, served: Served, tenant: Tenant) -> bool:
+        """Whether the engine could not keep this tenant's prompts apart there."""
+        return (
+            route.salted
+            and self._access.needs_salt(tenant)
+            and path in engines.unsalted_paths(served.pool.router.engines)
+        )
+
+    async def prepare(
+        self,
+        request: Request,
+        route: Route,
+        tenant: Tenant,
+        parsed: Parsed,
+        served: Served,
+        priority: int | None = None,
+        *,
+        counted: bool = True,
+    ) -> Prepared:
+        """What a request becomes on its way, before it is routed. `priority`: as hinted. `counted`: see
+        `PromptSource.key`."""
+        router, fields = served.pool.router, parsed.fields
+        given = None if fields is None else fields.get("cache_salt")
+        salt = self._access.salts.salt(tenant, given if isinstance(given, str) else None) if route.salted else None
+        edits = RequestEdits(
+            model=served.name if served.alias else None,
+            salt=salt if salt != given else None,
+            ask_usage=route.counts_usage and fields is not None and lacks_usage(fields),
+            priority=priority if route.prioritised else None,
+        )
+        arguments = request.body, parsed, edits, engines.rules(router.engine())
+        if len(request.body) <= INLINE_BYTES:
+            body = _edited(*arguments)
+        else:
+            body = await asyncio.to_thread(_edited, *arguments)
+        if route.salted and request.path in engines.unsalted_paths(router.engines):
+            salt = ""  # what the engine ignores must not be in the keys either
+        keyed = await self._prompts.key(served, route, request.path, body, fields, salt, counted=counted)
+        # A prompt without keys still brings work: its length, as far as it is known, is booked.
+        prompt = _length(keyed.prompt) if isinstance(keyed.prompt, Unkeyed) else keyed.prompt
+        return Prepared(body, edits, keyed, prompt)
 
     async def _send(
         self,
@@ -201,23 +252,9 @@ class Forwarder:
         pool, fields, metrics = served.pool, parsed.fields, self._metrics
         name = pool.name
         started_at = pool.router.clock()
-        given = None if fields is None else fields.get("cache_salt")
-        salt = self._access.salts.salt(tenant, given if isinstance(given, str) else None) if route.salted else None
         hints = self._hints(request, fields)
-        edits = RequestEdits(
-            model=served.name if served.alias else None,
-            salt=salt if salt != given else None,
-            ask_usage=route.counts_usage and fields is not None and lacks_usage(fields),
-            priority=hints.priority if route.prioritised else None,
-        )
-        arguments = request.body, parsed, edits, engines.rules(pool.router.engine())
-        if len(request.body) <= INLINE_BYTES:
-            body = _edited(*arguments)
-        else:
-            body = await asyncio.to_thread(_edited, *arguments)
-        if route.salted and request.path in engines.unsalted_paths(pool.router.engines):
-            salt = ""  # what the engine ignores must not be in the keys either
-        keyed = await self._prompts.key(served, route, request.path, body, fields, salt)
+        prepared = await self.prepare(request, route, tenant, parsed, served, hints.priority)
+        body, edits, keyed, prompt = prepared.body, prepared.edits, prepared.keyed, prepared.prompt
         if reply.closed:
             admission.settle(0)
             return
@@ -226,8 +263,6 @@ class Forwarder:
             public = parsed.model if served.alias else None
             edit = ReplyEdits(model=public, drop_usage=edits.ask_usage, read_id=route.stores)
             ask_identity(request)
-        # A prompt without keys still brings work: its length, as far as it is known, is booked.
-        prompt = _length(keyed.prompt) if isinstance(keyed.prompt, Unkeyed) else keyed.prompt
         routed = RoutedRequest(
             pool.router,
             prompt,
@@ -237,6 +272,7 @@ class Forwarder:
             session=NO_SESSION if hints.session is None else session_key(tenant.name, hints.session),
             headers=admission.headers(),
             streamed=fields is not None and fields.get("stream") is True,
+            explained=self._config.decision_header and request.header(EXPLAIN_HEADER) == b"1",
         )
         result = await relay(request, body, reply, routed, pool.upstreams or self._upstreams, self._config, edit)
         # Only of a reply that made one: an error may repeat what the client sent, another's id too.
@@ -256,6 +292,7 @@ class Forwarder:
         if usage is not None:
             expected = routed.last.terms.matched_tokens if routed.last is not None and keyed.prompt is prompt else None
             self._prompts.compare(pool, keyed, usage, expected)
+        self.decisions.ended(pool.router, request, routed, result, keyed.prompt, usage, hints.session)
 
     def _hints(self, request: Request, fields: Mapping[str, Any] | None) -> Hints:
         hints = read_hints(request, fields)

@@ -44,15 +44,23 @@ class PromptSource:
         self._budget_seconds = budget_seconds
 
     async def key(
-        self, served: Served, route: Route, path: str, body: bytes, fields: Mapping[str, Any] | None, salt: str | None
+        self,
+        served: Served,
+        route: Route,
+        path: str,
+        body: bytes,
+        fields: Mapping[str, Any] | None,
+        salt: str | None,
+        *,
+        counted: bool = True,
     ) -> Keyed:
-        """The keys of a request; Unkeyed, counted by reason, where it is routed by load alone.
+        """The keys of a request; Unkeyed, `counted` by reason, where it is routed by load alone.
 
         `path` and `body`: as the worker gets them; `fields`: the body, parsed, None for a form. `salt`: what
         the engine keeps prompts apart by, None: the body's own.
         """
         keyed = await self._key(served, route, path, body, fields, salt)
-        if isinstance(keyed.prompt, Unkeyed):
+        if counted and isinstance(keyed.prompt, Unkeyed):
             self._metrics.load_only.labels(served.pool.name, keyed.prompt.reason).inc()
         return keyed
 

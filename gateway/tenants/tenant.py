@@ -75,7 +75,7 @@ class Refusal:
 
     status: int
     message: str
-    code: str
+    code: str | None
     param: str | None = None
     headers: tuple[Header, ...] = ()
 

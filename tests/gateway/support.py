@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -51,26 +51,29 @@ async def gate(
     access: Access = OPEN,
     several: bool = True,
     redis: Client | None = None,
+    settings: Mapping[str, Any] | None = None,
     **pool_config: Any,
 ) -> AsyncIterator[Gate]:
-    """A pool `p` of the model `m` with workers w0, w1... on these ports; with `several` another model has it too."""
+    """A pool `p` of the model `m` with workers w0, w1... on these ports; with `several` another model has it too.
+    `settings`: further ones of the gateway's."""
     pool = RouterPool(tuple(f"w{number}" for number in range(len(ports))), **pool_config)
     pool.targets([Target(f"w{number}", "127.0.0.1", port, f"w{number}") for number, port in enumerate(ports)])
     if keyer is not None:
         pool.use(keyer.tokenizer.digest)
-    settings = config()
-    upstreams = UpstreamPool(settings)
+    gateway = config(**(settings or {}))
+    upstreams = UpstreamPool(gateway)
     pools = {"m": Pool(pool.router, PoolPrompts(keyer))}
     if several:
         pools["org/other@x y"] = Pool(pool.router)
-    app = App(settings, pools, upstreams, pool.router.metrics, access, redis)
-    server = Server(app, settings, on_refusal=app.count, anthropic_paths=ANTHROPIC_PATHS)
+    app = App(gateway, pools, upstreams, pool.router.metrics, access, redis)
+    server = Server(app, gateway, on_refusal=app.count, anthropic_paths=ANTHROPIC_PATHS)
     await server.start()
     try:
         async with running(*app.tasks()):
             yield Gate(server, pool, app)
     finally:
         await server.drain(0)
+        await app.forwarder.decisions.stop()
         await upstreams.close()
         for served in pools.values():
             await served.engine_tokens.close()

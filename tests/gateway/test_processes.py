@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.gateway.entrypoint.support import LAST_CHUNK, SSE_HEAD, Link, chunk, client, plain, request, run, worker
+from tests.gateway.test_explain_admin import BODY, fetch
 from tests.gateway.test_server import REQUEST, gateway, healthy_then, is_ready
 from tests.support import eventually
 from warmroute.cli.stack import get_json
@@ -84,6 +85,42 @@ def test_they_share_the_port_and_one_that_dies_is_started_again(tmp_path: Path) 
             process.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(process.wait(), 15) == 0
             assert not any(map(alive, before))
+
+    run(scenario())
+
+
+def test_any_process_explains_and_all_tell_their_decisions(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            worker(lambda link: healthy_then(link, reply)) as engine,
+            gateway(tmp_path, engine.port, processes=2) as (process, port, ready),
+        ):
+            admin = ready.removesuffix("/readyz")
+
+            async def both() -> list[dict]:
+                assert await ask(port) == 200
+                _, answer = await asyncio.to_thread(fetch, f"{admin}/decisions?limit=1000")
+                seen = answer["decisions"]
+                return seen if {one["process"] for one in seen} == {0, 1} else []
+
+            seen = await eventually(both, within=20)
+            assert [one["time"] for one in seen] == sorted((one["time"] for one in seen), reverse=True)
+            _, answer = await asyncio.to_thread(fetch, f"{admin}/decisions?limit=1")
+            assert answer["decisions"] == seen[:1]
+            status, answer = await asyncio.to_thread(fetch, f"{admin}/explain?path=/v1/completions", BODY)
+            assert (status, answer["path"]) == (200, "/v1/completions")
+            assert answer["decision"]["winner"]["worker"] == seen[0]["worker"]
+            assert (await asyncio.to_thread(fetch, f"{admin}/explain", b"{"))[0] == 400
+            # One that is gone is no reason to have no answer.
+            killed, _ = children(process.pid)
+            os.kill(killed, signal.SIGSTOP)
+            try:
+                explained = await asyncio.gather(
+                    *(asyncio.to_thread(fetch, f"{admin}/decisions") for _ in range(2)),
+                )
+                assert {status for status, _ in explained} == {200}
+            finally:
+                os.kill(killed, signal.SIGCONT)
 
     run(scenario())
 

@@ -25,6 +25,7 @@ from indexer.layout import WorkerFacts
 from warmroute.cli import index_table
 from warmroute.cli.index_prompt import PromptView, key_prompt, named_model, parse_prompt, view_prompt
 from warmroute.cli.index_streams import IndexerView, StreamView, WorkerKey, describe
+from warmroute.cli.input_file import read_input
 from warmroute.config import Config, WorkerConfig
 from warmroute.grpc_security import ClientSecurity
 from warmroute.lifecycle import StartupError, until_signal
@@ -293,18 +294,7 @@ def _builtin_folder(facts: Iterable[WorkerFacts]) -> Path | None:
 
 def _read_prompt(name: str, limit_bytes: int) -> bytes:
     """The file, or stdin for `-`. Raises StartupError."""
-    try:
-        if name == "-":
-            data = sys.stdin.buffer.read(limit_bytes + 1)
-        else:
-            with Path(name).open("rb") as file:
-                data = file.read(limit_bytes + 1)
-    except OSError as error:
-        raise StartupError(f"--prompt: {name} cannot be read: {error.strerror or error}") from error
-    if len(data) > limit_bytes:
-        raise StartupError(
-            f"--prompt: {name} has more than the {limit_bytes} bytes that gateway.body_limit_bytes allows"
-        )
+    data = read_input(name, limit_bytes, argument="--prompt")
     if not data:
         raise StartupError(f"--prompt: {name} is empty; give the JSON body of a request, or text")
     return data

@@ -19,7 +19,7 @@ from indexer.mirror import Match
 from warmroute.lifecycle import StartupError
 
 BUDGET_SECONDS: Final = 60.0
-_REASONS: Final[Mapping[str, str]] = {
+REASONS: Final[Mapping[str, str]] = {
     "template": "it needs a chat template that the model's folder lacks, or that refuses it, or it brings its own",
     "media": "it holds media and is to be truncated: such prompts are routed by load",
     "stored": "it continues what only the worker that answered before has",
@@ -28,7 +28,15 @@ _REASONS: Final[Mapping[str, str]] = {
     "embeds": "it is made of embeddings",
     "malformed": "its fields have shapes that no engine takes",
     "too_long": "it is longer than any gateway keys",
+    "path": "prompts of this path are not keyed",
+    "no_tokenizer": "the gateway has no tokenizer for this pool",
+    "no_key_space": "no worker keys with the gateway's tokenizer",
+    "mismatch": "replies count other tokens than the gateway, and the engine tells none",
+    "budget": "to tokenise it took longer than gateway.prompt_budget_seconds",
+    "busy": "too many other long prompts are being tokenised",
+    "error": "the gateway failed to tokenise it, see its log",
 }
+"""Why a prompt has no keys, in words."""
 
 _KINDS: Final[Mapping[str, BodyKind]] = {"messages": BodyKind.CHAT, "input": BodyKind.RESPONSE}
 """What the request is, by the field that it has; a completion otherwise."""
@@ -163,7 +171,7 @@ async def key_prompt(
 
 
 def _unkeyed(prompt: Unkeyed) -> StartupError:
-    return StartupError(f"--prompt: the prompt has no keys: {_REASONS.get(prompt.reason, prompt.reason)}")
+    return StartupError(f"--prompt: the prompt has no keys: {REASONS.get(prompt.reason, prompt.reason)}")
 
 
 def view_prompt(

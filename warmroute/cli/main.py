@@ -122,6 +122,17 @@ def _index_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _explain(config: Config, arguments: argparse.Namespace) -> int:
+    from warmroute.cli.explain import run
+
+    return run(config, arguments.file, as_json=arguments.json)
+
+
+def _explain_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="the JSON body of a request, as a client sends it; - reads stdin")
+    parser.add_argument("--json", action="store_true", help="print the gateway's answer as one JSON object")
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -220,6 +231,16 @@ COMMANDS = (
         ("redis", "grpc", "log"),
         _index,
         _index_flags,
+    ),
+    Command(
+        "explain",
+        "ask a gateway where it would send a request, and why; sends nothing",
+        "warmroute explain request.json\n"
+        "warmroute explain request.json --url http://10.0.0.7:8001 --path /v1/messages --tenant team-a\n"
+        """echo '{"model": "m", "prompt": "Once upon a time"}' | warmroute explain - --path /v1/completions --json""",
+        ("log",),
+        _explain,
+        _explain_flags,
     ),
     Command(
         "replay",

@@ -1,0 +1,101 @@
+"""Which of a pool's workers a request may go to, before any cost is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from gateway.routing.affinity import NO_SESSION
+from gateway.routing.workers import Worker, WorkerTable
+
+
+@dataclass(slots=True)  # not frozen: see gateway.routing.facts
+class Wish:
+    """What a request asks of its worker, beside the prompt's blocks."""
+
+    adapter: str = ""
+    """Workers that serve it, as far as they say; "" for the base model."""
+    only: str | None = None
+    """The worker with this uid and no other."""
+    within: AbstractSet[str] | None = None
+    """None but these, by uid."""
+    session: int = NO_SESSION
+    """Rather where it was last, see `gateway.routing.affinity`."""
+
+
+NO_WISH: Final = Wish()
+
+
+def candidates(
+    table: WorkerTable,
+    late: AbstractSet[str],
+    exclude: AbstractSet[str],
+    wish: Wish,
+    now: float,
+    random: Random,
+    filtered: dict[str, str] | None = None,
+) -> list[Worker]:
+    """The workers to choose from. `late`: ids in the index whose word does not count. `exclude`: uids that were tried.
+
+    Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does either:
+    the answer of a doubtful worker is better than none. One that starts slowly takes part in some draws of `random`.
+    Takes into `filtered` why each other worker, by uid, is no candidate.
+    """
+    workers = table.all
+    if wish.only is not None or wish.within is not None:
+        named = [worker for worker in workers if _is_named(worker.target.uid, wish)]
+        workers = _kept(workers, named, "pinned to another", filtered)
+        if wish.only is not None:
+            return _kept(workers, [each for each in workers if each.target.uid not in exclude], "excluded", filtered)
+    elif wish.adapter:
+        workers = _kept(workers, _serving(workers, wish.adapter, exclude), "adapter not loaded", filtered)
+    if table.ranked:
+        workers = _kept(workers, _reachable_ranks(table, workers, late, exclude), "rank not reachable", filtered)
+    best = [worker for worker in workers if worker.healthy and worker.ejected_until <= now]
+    if not best:
+        best = [worker for worker in workers if worker.healthy] or workers
+    if filtered is not None:
+        filtered |= {worker.target.uid: worker.state(now).value for worker in workers if worker not in best}
+    untried = best
+    if exclude:
+        untried = _kept(best, [each for each in best if each.target.uid not in exclude], "excluded", filtered)
+    warm = [worker for worker in untried if worker.warm_at <= now]
+    if not warm or len(warm) == len(untried):
+        return untried
+    drawn = [worker for worker in untried if worker.warm_at <= now or random.random() < worker.share(now)]
+    return _kept(untried, drawn, "slow start", filtered)
+
+
+def _is_named(uid: str, wish: Wish) -> bool:
+    return (wish.only is None or uid == wish.only) and (wish.within is None or uid in wish.within)
+
+
+def _serving(workers: list[Worker], adapter: str, exclude: AbstractSet[str]) -> list[Worker]:
+    """Those that have the adapter loaded; else those that have not said what they have; else all, since an engine may
+    load it on demand."""
+    loaded = [worker for worker in workers if worker.facts is not None and adapter in worker.facts.adapters]
+    silent = [worker for worker in workers if worker.facts is None]
+    for some in (loaded, silent):
+        if any(worker.healthy and worker.target.uid not in exclude for worker in some):
+            return some
+    return loaded or silent or workers
+
+
+def _reachable_ranks(
+    table: WorkerTable, workers: list[Worker], late: AbstractSet[str], exclude: AbstractSet[str]
+) -> list[Worker]:
+    """Without ranks that their engine no longer has; and not the engine that failed, if there is another."""
+    if late:
+        workers = table.without_lost_ranks(workers, late)
+    failed = {tried.target.address for uid in exclude if (tried := table.get(uid)) is not None}
+    others = [worker for worker in workers if worker.target.address not in failed] if failed else workers
+    return others if any(worker.healthy for worker in others) else workers
+
+
+def _kept(before: list[Worker], after: list[Worker], reason: str, filtered: dict[str, str] | None) -> list[Worker]:
+    """`after`; the reason is noted for who is in `before` alone, where somebody asks."""
+    if filtered is not None:
+        filtered |= {worker.target.uid: reason for worker in before if worker not in after}
+    return after
