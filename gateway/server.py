@@ -176,6 +176,7 @@ class Gateway:
                 "index": "connected" if router.index.connected else "out of reach",
                 "routing": pool.routing,
                 "tokenizer": pool.prompts.describe(),
+                "encoder": "none" if pool.keyer is None else pool.keyer.tokenizer.encoder,
             }
         synced = all(discovery.synced for discovery in self._discoveries)
         settled = not any(supply.settling for supply in self._supplies)
