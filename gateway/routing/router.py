@@ -189,7 +189,7 @@ class PoolRouter:
     ) -> Choice | None:
         """The policy's pick among the candidates that are not excluded (by uid); None when there is none.
 
-        `adapter`: of the workers that serve it, as far as they say. `only`: the worker with this uid while it is there.
+        `adapter`: of the workers that serve it, as far as they say. `only`: the worker with this uid and no other.
         """
         self._refresh()
         now = self.clock()
@@ -207,8 +207,9 @@ class PoolRouter:
         """Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does
         either: the answer of a doubtful worker is better than none. One that starts slowly takes part in some draws."""
         workers = self.workers.all
-        if only is not None and only not in exclude and (owner := self.workers.get(only)) is not None:
-            return [owner]
+        if only is not None:
+            owner = self.workers.get(only)
+            return [] if owner is None or only in exclude else [owner]
         if adapter:
             # A worker without facts may serve it all the same.
             serving = [worker for worker in workers if worker.facts is None or adapter in worker.facts.adapters]

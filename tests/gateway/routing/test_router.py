@@ -278,13 +278,13 @@ def test_workers_that_serve_the_adapter_get_its_requests() -> None:
     assert workers == set(NAMES)  # loaded since the workers said Hello, maybe: the engine judges
 
 
-def test_a_request_that_belongs_to_a_worker_goes_there_first() -> None:
+def test_a_request_that_belongs_to_a_worker_goes_nowhere_else() -> None:
     pool = Pool()
     pool.router.workers.get("c").eject(pool.now)
     routed = RoutedRequest(pool.router, prompt(64), only="c")
     assert routed.assign(set()).worker_id == "c"
-    assert routed.assign({"c"}).worker_id != "c"
-    assert RoutedRequest(pool.router, None, only="gone").assign(set()) is not None
+    assert routed.assign({"c"}) is None
+    assert RoutedRequest(pool.router, None, only="gone").assign(set()) is None
 
 
 def test_retries_end_when_the_budget_does() -> None:
