@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from random import choice
 from typing import Any, Final
 
-from gateway.prompts.body import CHARACTERS_PER_TOKEN, routed_body
+from gateway.prompts.body import CHARACTERS_PER_TOKEN
 from gateway.prompts.engine_tokens import EngineTokensError
 from gateway.prompts.keyer import Prompt, PromptKeyer
 from gateway.prompts.requests import Completion, Unkeyed
@@ -70,10 +70,13 @@ class PromptSource:
         space = pool.router.key_space()
         if space is None:
             return Keyed(_NO_KEY_SPACE)
-        routed = routed_body(fields, len(body), route.prompt)
+        deadline = keyer.deadline()
+        routed = await keyer.read(fields, len(body), route.prompt, deadline=deadline)
+        if isinstance(routed, Unkeyed):
+            return Keyed(routed)
         if salt is not None or served.adapter:
             routed = replace(routed, salt=routed.salt if salt is None else salt, adapter=served.adapter)
-        prompt = await keyer.key(routed, space)
+        prompt = await keyer.key(routed, space, deadline=deadline)
         if isinstance(prompt, Unkeyed):
             return Keyed(prompt)
         request = routed.prompt

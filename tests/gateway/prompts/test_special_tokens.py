@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gateway.prompts import special_tokens
 from gateway.prompts.special_tokens import SpecialTokens
 
 
@@ -20,6 +23,17 @@ def declared(*tokens: dict[str, Any], normalizer: dict[str, Any] | None = None) 
 def test_the_longest_comes_first() -> None:
     special = SpecialTokens({"<a>": 1, "<a><b>": 2})
     assert special.split("x<a><b>y<a>") == ["x", "<a><b>", "y", "<a>", ""]
+
+
+@given(st.lists(st.sampled_from(["<a>", "<a><b>", "<b>", "<", "a>", "x" * 40, "\n"]), max_size=60))
+def test_long_texts_are_cut_as_short_ones(fragments: list[str]) -> None:
+    text = "".join(fragments)
+    special = SpecialTokens({"<a>": 1, "<a><b>": 2, "<b>": 3})
+    whole = special.split(text)
+    with pytest.MonkeyPatch.context() as patch:
+        for stretch in (1, 2, 7, 50):
+            patch.setattr(special_tokens, "STRETCH", stretch)
+            assert special.split(text) == whole
 
 
 @pytest.mark.parametrize(
