@@ -18,6 +18,7 @@ from warmroute.chat_template.agreement import Agreement
 from warmroute.chat_template.environment import EndlessTemplateError, raise_exception, tojson
 from warmroute.chat_template.inspection import ContentFormat
 from warmroute.chat_template.probes import probes
+from warmroute.native import is_panic
 
 _NAME: Final = "chat"
 FUEL: Final = 500_000
@@ -48,6 +49,10 @@ class FastTemplate:
             return self._environment.render_template(_NAME, **variables)
         except Exception:  # noqa: BLE001  raise_exception and filters raise through it what they like
             return None
+        except BaseException as error:
+            if is_panic(error):
+                return None
+            raise
 
 
 def agreeing(
