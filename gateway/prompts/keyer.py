@@ -50,7 +50,8 @@ class Prompt:
     tokens: int
     keys: list[int]
     exact: bool = True
-    """False where the engine may count otherwise: it puts in tokens of media, or cuts what is too long for it."""
+    """False where the engine may count otherwise: it puts in tokens of media, cuts what is too long for it, or has
+    several prompts at once."""
 
 
 class PromptKeyer:
