@@ -19,10 +19,9 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-STEPS: Final = 500_000
-"""Rounds of loops and calls of one rendering: a quarter of a second, two where all are calls of macros. A chat of ten
-thousand messages takes a fifth of them, where a template's work grows with the chat; in some it grows with the square.
-"""
+STEPS: Final = 200_000
+"""Rounds of loops and calls of one rendering: a second at most. A chat of ten thousand messages takes half of them,
+where a template's work grows with the chat; in some it grows with the square."""
 _COUNTED: Final = "_counted"
 
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode

@@ -29,22 +29,16 @@ def test_a_template_without_an_end_is_not_taken(source: str) -> None:
     assert time.process_time() - begun < 30
 
 
-def test_a_chat_that_is_too_much_work_is_refused() -> None:
-    template = ChatTemplate(PAIRS)
-    with pytest.raises(ChatTemplateError, match=f"more than {STEPS} steps"):
-        template.render([{"role": "u", "content": ""}] * 20_000)
+@pytest.mark.parametrize(("source", "bound"), [(PAIRS, f"{FUEL} instr"), (PAIRS + "{{ 1e22 }}", f"{STEPS} steps")])
+def test_a_chat_that_is_too_much_work_is_refused(source: str, bound: str) -> None:
+    """By minijinja, and by jinja2 where that has the template."""
+    template = ChatTemplate(source)
+    with pytest.raises(ChatTemplateError, match=f"more than {bound}"):
+        template.render([{"role": "u", "content": ""}] * 5_000)
 
 
 def test_work_is_counted_for_each_rendering_by_itself() -> None:
     template = ChatTemplate(PAIRS)
-    chat = [{"role": "u", "content": str(number)} for number in range(600)]
+    chat = [{"role": "u", "content": str(number)} for number in range(400)]
     with ThreadPoolExecutor(2) as threads:
-        assert set(threads.map(template.render, [chat] * 6, timeout=60)) == {"u" * 600}
-
-
-def test_what_is_too_much_for_one_renderer_is_left_to_the_other() -> None:
-    source = "{% for m in messages %}" + "{% if m.role == 'v' %}v{% endif %}" * 200 + "{{ m.role }}{% endfor %}"
-    template = ChatTemplate(source)
-    assert template.serving(None).agreement is not None
-    count = FUEL // 400
-    assert template.render([{"role": "u", "content": ""}] * count) == "u" * count
+        assert set(threads.map(template.render, [chat] * 6, timeout=60)) == {"u" * 400}
