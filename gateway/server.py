@@ -196,6 +196,7 @@ class Gateway:
                 "index": "connected" if self._indexes[pool.name].connected else "out of reach",
                 "routing": pool.routing,
                 "tokenizer": pool.prompts.describe(),
+                "encoder": "none" if pool.keyer is None else pool.keyer.tokenizer.encoder,
                 "bookings": "of all gateways" if router.flight.shared(now) else "own, and workers' reports",
                 "other_gateways": router.flight.gateways,
             }

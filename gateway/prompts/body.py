@@ -19,6 +19,9 @@ from warmroute.chat_template import ConversationError
 
 CHARACTERS_PER_TOKEN: Final = 4
 """For estimates of lengths that nobody counts."""
+PIECES_LIMIT: Final = 10_000
+"""Messages, tools, items or prompts of a body, and parts and tool calls of a chat: more than any context holds. Each
+costs microseconds several times over."""
 
 
 class BodyKind(StrEnum):
@@ -100,7 +103,7 @@ def routed_body(fields: Mapping[str, Any], size: int, kind: BodyKind) -> RoutedB
     salt = fields.get("cache_salt")
     prompt: Request | Unkeyed
     try:
-        prompt = _READERS[kind](fields)
+        prompt = Unkeyed("too_long") if _has_too_many(fields) else _READERS[kind](fields)
     except (MalformedError, ConversationError, RecursionError):
         prompt = Unkeyed("malformed")
     if salt is not None and not isinstance(salt, str):
@@ -108,6 +111,14 @@ def routed_body(fields: Mapping[str, Any], size: int, kind: BodyKind) -> RoutedB
     if isinstance(prompt, Unkeyed) and prompt.reason != "malformed":
         prompt = Unkeyed(prompt.reason, size // CHARACTERS_PER_TOKEN)
     return RoutedBody(model, salt or "", prompt, size, media_bytes=_media_bytes(prompt))
+
+
+def _has_too_many(fields: Mapping[str, Any]) -> bool:
+    for name in ("messages", "tools", "documents", "input", "prompt"):
+        value = fields.get(name)
+        if isinstance(value, list) and len(value) > PIECES_LIMIT and not isinstance(value[0], int):  # a token id
+            return True
+    return False
 
 
 def _media_bytes(prompt: Request | Unkeyed) -> int:

@@ -21,6 +21,7 @@ from gateway.prompts.byte_level import MISSING_BYTE_ID, ByteLevelBpe, NotRebuild
 from gateway.prompts.probe_texts import CALIBRATION_TEXT, probe_texts
 from gateway.prompts.proven_text import ProvenText
 from indexer.keys import token_bytes
+from warmroute.native import PanicError, is_panic
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +48,16 @@ class ReferenceEncoder:
         self._tokenizer = tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> bytes:
-        """As `Encoder.encode`; special tokens in the text become theirs."""
-        # The batch call lets go of the interpreter's lock while it works; `encode` holds it, for seconds on long texts.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        """As `Encoder.encode`; special tokens in the text become theirs. Raises PanicError where the library gives up,
+        on a pattern that goes back too often."""
+        try:
+            # The batch call lets go of the interpreter's lock while it works; `encode` holds it, for seconds on long
+            # texts.
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            if is_panic(error):
+                raise PanicError(f"tokenizers gave up: {error}") from error
+            raise
         return token_bytes(encoding.ids)
 
 
@@ -68,7 +76,12 @@ class RankEncoder:
     def encode(self, text: str) -> bytes:
         if not self._proven.covers(text):
             return self._reference.encode(text)
-        ids = token_bytes(self._engine(text))
+        try:
+            ids = token_bytes(self._engine(text))
+        except BaseException as error:
+            if is_panic(error):
+                return self._reference.encode(text)
+            raise
         if not self._complete and _MISSING_BYTE_MARK in ids:
             return self._reference.encode(text)
         return ids

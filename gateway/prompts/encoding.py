@@ -116,7 +116,7 @@ class PromptEncoder:
             return self._one(encoded[0], handling)
         # All go to one worker: that with most of the longest, which costs most to compute; the work of all is booked.
         longest = max(encoded, key=len)
-        return Encoded(longest[:-TOKEN_BYTES], sum(map(len, encoded)) // TOKEN_BYTES, exact=handling.exact)
+        return Encoded(longest[:-TOKEN_BYTES], sum(map(len, encoded)) // TOKEN_BYTES, exact=False)
 
     def _text(self, text: str, handling: Handling, character_limit: int) -> Encoded | Unfinished:
         prepared = self.tokenizer.prepare(text, add_special_tokens=handling.add_special_tokens)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from gateway.prompts.body import CHARACTERS_PER_TOKEN, RoutedBody
+from gateway.prompts.body import CHARACTERS_PER_TOKEN, PIECES_LIMIT, BodyKind, RoutedBody, routed_body
 from gateway.prompts.encoding import PromptEncoder, Unfinished
 from gateway.prompts.media import block_extras
-from gateway.prompts.requests import Chat, Unkeyed
+from gateway.prompts.requests import Chat, Completion, Request, Unkeyed
 from gateway.prompts.tokenizer import PromptTokenizer, TokenizerError
 from indexer.keys import TOKEN_BYTES, chain, root
 from warmroute.chat_template import ChatTemplate, ChatTemplateError, ConversationError
@@ -21,11 +22,13 @@ from warmroute.config import MediaKind, MediaTokensConfig
 
 logger = logging.getLogger(__name__)
 
-# Work on the loop stalls every stream of the process. Templates take up to 4 us a message and 3 ns a byte, packing and
-# keys less: a millisecond for what is within both bounds. All else goes to the threads, and so does what has more to
-# tokenise than the tokenizer's `inline_characters`.
+T = TypeVar("T")
+
+# Work on the loop stalls every stream of the process. Templates take up to 4 us a message, tool call or tool and 3 ns a
+# byte, packing and keys less: a millisecond for what is within both bounds. All else goes to the threads, and so does
+# what has more to tokenise than the tokenizer's `inline_characters`.
 INLINE_BYTES: Final = 65_536
-INLINE_MESSAGES: Final = 200
+INLINE_PIECES: Final = 200
 THREADS: Final = 2
 # More than any context holds today; the thread would work on it for seconds, for a request that fails.
 SIZE_LIMIT: Final = 8_000_000
@@ -47,7 +50,8 @@ class Prompt:
     tokens: int
     keys: list[int]
     exact: bool = True
-    """False where the engine may count otherwise: it puts in tokens of media, or cuts what is too long for it."""
+    """False where the engine may count otherwise: it puts in tokens of media, cuts what is too long for it, or has
+    several prompts at once."""
 
 
 class PromptKeyer:
@@ -87,8 +91,24 @@ class PromptKeyer:
         """Let the threads end; what they have begun is finished."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def key(self, body: RoutedBody, space: KeySpace) -> Prompt | Unkeyed:
-        """The prompt's keys, or why there are none. Never raises for what a client sent."""
+    async def read(
+        self, fields: Mapping[str, Any], size: int, kind: BodyKind, *, deadline: float
+    ) -> RoutedBody | Unkeyed:
+        """`routed_body`, on a thread where the body has many bytes; Unkeyed where that is not done in time.
+
+        `deadline`: as `deadline()` says. Raises BadRequestError.
+        """
+        if size <= INLINE_BYTES:
+            return routed_body(fields, size, kind)
+        return await self._on_thread(partial(routed_body, fields, size, kind), size // CHARACTERS_PER_TOKEN, deadline)
+
+    def deadline(self) -> float:
+        """When a request that comes now has to be keyed, in the running loop's time."""
+        return asyncio.get_running_loop().time() + self._budget_seconds
+
+    async def key(self, body: RoutedBody, space: KeySpace, *, deadline: float | None = None) -> Prompt | Unkeyed:
+        """The prompt's keys, or why there are none. Never raises for what a client sent. `deadline`: by default the
+        budget from now."""
         if isinstance(body.prompt, Unkeyed):
             return body.prompt
         begun = None
@@ -100,23 +120,29 @@ class PromptKeyer:
         estimate = body.estimated_tokens
         if body.size - body.media_bytes > SIZE_LIMIT:
             return Unkeyed("too_long", estimate)
+        work = partial(self._long_prompt, body, space, begun)
+        return await self._on_thread(work, estimate, self.deadline() if deadline is None else deadline)
+
+    async def _on_thread(self, work: Callable[[], T], estimate: int, deadline: float) -> T | Unkeyed:
         if self._pending >= PENDING_LIMIT:
             return Unkeyed("busy", estimate)
         self._pending += 1
-        work = asyncio.get_running_loop().run_in_executor(self._threads, self._long_prompt, body, space, begun)
-        work.add_done_callback(self._finished)
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        future.add_done_callback(self._finished)
         try:
             # Shielded: what is late for this request is remembered for the next one.
-            async with asyncio.timeout(self._budget_seconds):
-                return await asyncio.shield(work)
+            async with asyncio.timeout_at(deadline):
+                return await asyncio.shield(future)
         except TimeoutError:
             return Unkeyed("budget", estimate)
 
-    def _finished(self, work: asyncio.Future[Prompt | Unkeyed]) -> None:
+    def _finished(self, future: asyncio.Future[Any]) -> None:
         self._pending -= 1
 
     def _long_prompt(self, body: RoutedBody, space: KeySpace, begun: Unfinished | None) -> Prompt | Unkeyed:
         """On a thread."""
+        if _pieces(body.prompt) > PIECES_LIMIT:
+            return Unkeyed("too_long", body.estimated_tokens)
         prompt = self._prompt(body, space, character_limit=SIZE_LIMIT, begun=begun)
         return prompt if isinstance(prompt, Prompt | Unkeyed) else Unkeyed("too_long", body.estimated_tokens)
 
@@ -160,8 +186,19 @@ class PromptKeyer:
 
 
 def _is_small(body: RoutedBody) -> bool:
-    messages = len(body.prompt.messages) if isinstance(body.prompt, Chat) else 0
-    return body.size <= INLINE_BYTES and messages <= INLINE_MESSAGES
+    return body.size <= INLINE_BYTES and _pieces(body.prompt) <= INLINE_PIECES
+
+
+def _pieces(prompt: Request | Unkeyed) -> int:
+    """How many things a template or a tokenizer goes through one by one."""
+    if not isinstance(prompt, Chat):
+        return len(prompt.prompts) if isinstance(prompt, Completion) else 0
+    pieces = len(prompt.messages) + len(prompt.tools or ())
+    for message in prompt.messages:
+        for name in ("content", "tool_calls"):
+            if isinstance(within := message.get(name), list):
+                pieces += len(within)
+    return pieces
 
 
 __all__ = ["CHARACTERS_PER_TOKEN", "KeySpace", "Prompt", "PromptKeyer", "TokenizerError"]

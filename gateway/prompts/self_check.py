@@ -18,6 +18,9 @@ LEAST: Final = 16
 cost all others the engine's time."""
 FAILURES: Final = 8
 """Failed questions in a row after which the engine is not asked for a while."""
+MOST_AGAIN: Final = 8
+"""Wrong ones among them with which trust comes back: were it none, one kind that goes wrong would keep it away for
+good once it is lost."""
 ASK_AGAIN_SECONDS: Final = 60.0
 _WINDOW_BITS: Final = (1 << WINDOW) - 1
 
@@ -57,8 +60,8 @@ class SelfCheck:
             self.last_difference = own, reported
         self._wrong = (self._wrong << 1 | differs) & _WINDOW_BITS
         self._compared = min(self._compared + 1, WINDOW)
-        all_right = not self._wrong and self._compared == WINDOW
-        changed = self._wrong.bit_count() >= LEAST if self._trusted else all_right
+        wrong = self._wrong.bit_count()
+        changed = wrong >= LEAST if self._trusted else wrong <= MOST_AGAIN and self._compared == WINDOW
         if changed:
             self._trusted = not self._trusted
             self._wrong = self._compared = 0

@@ -7,10 +7,18 @@ rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from os.path import commonprefix
+from typing import Any, Final
 
 from indexer.keys import token_bytes
+
+STRETCH: Final = 32_768
+# Gemma has 6,000 added tokens; the longest in use have some 50 characters.
+MOST_TOKENS: Final = 20_000
+MOST_CHARACTERS: Final = 100
 
 
 class SpecialTokens:
@@ -19,20 +27,34 @@ class SpecialTokens:
     def __init__(self, ids: Mapping[str, int]) -> None:
         """`ids` must not be empty."""
         self.packed = {content: token_bytes([token_id]) for content, token_id in ids.items()}
-        longest_first = sorted(ids, key=len, reverse=True)
-        self._boundary = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
-        self.split = self._boundary.split
-        """Cuts a text: plain parts, maybe empty, at even places, special tokens at odd ones."""
+        self._boundary = re.compile(f"({_any_of(sorted(ids))})")
+        self._longest = max(map(len, ids))
         self.find = self._boundary.finditer
-        self.self_contained = not any(
-            inner in outer[:-1] for outer in longest_first for inner in longest_first if inner != outer
-        )
+        self.self_contained = not any(part in ids for outer in ids for part in _parts(outer[:-1]))
         """Whether a text's boundaries up to the end of one stay where they are whatever follows. They do unless a
         special token holds another and goes on after it."""
 
+    def split(self, text: str) -> list[str]:
+        """Cut a text: plain parts, maybe empty, at even places, special tokens at odd ones."""
+        if len(text) <= STRETCH:
+            return self._boundary.split(text)
+        # By stretches: one search holds the interpreter's lock to its end, for 80 ms where nothing is found in 8 MB.
+        parts: list[str] = []
+        end = 0
+        for start in range(0, len(text), STRETCH):
+            stop = start + STRETCH
+            for match in self._boundary.finditer(text, max(start, end), stop + self._longest):
+                if match.start() >= stop:
+                    break
+                parts += text[end : match.start()], match.group()
+                end = match.end()
+        parts.append(text[end:])
+        return parts
+
     @classmethod
     def of(cls, declared: Mapping[str, Any]) -> SpecialTokens | None:
-        """The added tokens of a parsed tokenizer.json; None where there are none or where they are no boundaries.
+        """The added tokens of a parsed tokenizer.json; None where there are none or where they are no boundaries, and
+        where they are more or longer than any model's.
 
         One that is searched in normalised text, only as a whole word, or together with surrounding blanks makes the
         cut depend on more than the text between two of them.
@@ -43,24 +65,43 @@ class SpecialTokens:
             reaching.append("normalized")
         if any(token.get(name) for token in tokens for name in reaching):
             return None
+        ids = {token["content"]: token["id"] for token in tokens if token.get("content")}
+        if len(ids) > MOST_TOKENS or any(len(content) > MOST_CHARACTERS for content in ids):
+            return None
         if _two_searches_differ(tokens):
             return None
-        ids = {token["content"]: token["id"] for token in tokens if token.get("content")}
         return cls(ids) if ids else None
 
 
 def _two_searches_differ(tokens: list[Mapping[str, Any]]) -> bool:
     """Whether it matters that `tokenizers` looks for tokens of unnormalised text first, for the others in the rest."""
-    contents: dict[bool, list[str]] = {False: [], True: []}
-    for token in tokens:
-        contents[bool(token.get("normalized"))].append(token.get("content") or "")
-    return any(_touch(one, other) for one in contents[False] for other in contents[True])
+    first = {token["content"] for token in tokens if token.get("content") and not token.get("normalized")}
+    others = {token["content"] for token in tokens if token.get("content") and token.get("normalized")}
+    return _can_touch(first, others) or _can_touch(others, first)
 
 
-def _touch(one: str, other: str) -> bool:
-    """Whether two strings can overlap in a text."""
-    if one in other or other in one:
-        return True
-    return any(
-        one.endswith(other[:length]) or other.endswith(one[:length]) for length in range(1, min(len(one), len(other)))
-    )
+def _can_touch(ones: set[str], others: set[str]) -> bool:
+    """Whether one of the first can begin within one of the second, or at its place, in a text."""
+    starts = {one[:length] for one in ones for length in range(1, len(one) + 1)}
+    ends = {other[place:] for other in others for place in range(len(other))}
+    return not starts.isdisjoint(ends) or any(part in ones for other in others for part in _parts(other))
+
+
+def _parts(text: str) -> Iterator[str]:
+    """All stretches of a text."""
+    return (text[start:end] for start in range(len(text)) for end in range(start + 1, len(text) + 1))
+
+
+def _any_of(words: Sequence[str]) -> str:
+    """A pattern that finds the longest of some words, given in order.
+
+    Words that begin alike share what matches their beginning: a search tries a few characters at each place of a text,
+    not thousands of words.
+    """
+    head = commonprefix((words[0], words[-1]))  # noqa: RUF071  of characters: these are no paths
+    rests = [word[len(head) :] for word in words]
+    ends_here = not rests[0]
+    branches = [_any_of(list(group)) for _, group in groupby(filter(None, rests), key=itemgetter(0))]
+    if not branches:
+        return re.escape(head)
+    return f"{re.escape(head)}(?:{'|'.join(branches)}){'?' if ends_here else ''}"

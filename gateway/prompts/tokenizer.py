@@ -220,10 +220,14 @@ def _segment_size(segment: str, ids: bytes) -> int:
 def _load(tokenizer_json: bytes) -> LoadedTokenizer:
     """Read, prove and measure. Raises TokenizerError."""
     try:
-        tokenizer = Tokenizer.from_str(tokenizer_json.decode("utf-8"))
-        declared: dict[str, Any] = json.loads(tokenizer_json)
-    except Exception as error:
-        raise TokenizerError(f"tokenizer.json is not usable: {error}") from error
+        return _read(tokenizer_json)
+    except Exception as error:  # of the library, of shapes that nobody foresaw
+        raise TokenizerError(f"tokenizer.json is not usable: {error!r}") from error
+
+
+def _read(tokenizer_json: bytes) -> LoadedTokenizer:
+    tokenizer = Tokenizer.from_str(tokenizer_json.decode("utf-8"))
+    declared: dict[str, Any] = json.loads(tokenizer_json)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     reference = ReferenceEncoder(tokenizer)

@@ -42,7 +42,7 @@ class RoutedRequest:
         streamed: bool = False,
         explained: bool = False,
     ) -> None:
-        """`adapter`, `only`, `within` and `session` as in `Wish`; `headers` are added to the reply, and with `explained`
+        """`adapter`, `only`, `within` and `session` as in `Wish`; `headers` are added to the reply, with `explained`
         the decision. `streamed`: the client asked for events, so that the first byte comes when prefill is done."""
         self.last: Choice | None = None
         """The latest pick; its terms say what was expected of the worker."""

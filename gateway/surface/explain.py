@@ -132,7 +132,7 @@ class Explainer:
                 prepared.prompt,
                 Wish(
                     adapter=served.adapter,
-                    only=self._owner(pool, fields, tenant),
+                    only=self._owner(pool, fields, tenant) if route.stores else None,
                     within=within,
                     session=NO_SESSION if session is None else session_key(tenant.name, session),
                 ),

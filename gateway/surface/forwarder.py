@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -119,9 +119,9 @@ class Forwarder:
         if isinstance(within, Refusal):
             refuse(reply, within)
             return served.pool.name
-        previous = None if parsed.fields is None else parsed.fields.get("previous_response_id")
+        previous = parsed.fields.get("previous_response_id") if route.stores and parsed.fields is not None else None
         owner = await self._owner(previous) if isinstance(previous, str) else None
-        if isinstance(previous, str) and _is_foreign(owner, tenant):
+        if isinstance(previous, str) and _is_out_of_reach(owner, tenant, served.pool):
             _refuse_stored(reply, "previous_response_id")
             return served.pool.name
         admission = await self._access.admit(tenant, len(request.body) // CHARACTERS_PER_TOKEN)
@@ -139,7 +139,7 @@ class Forwarder:
         owner = await self._owner(path.response_id)
         served = self._models.only
         pool = self._models.pool(owner.pool) if owner is not None else None if served is None else served.pool
-        if pool is None or _is_foreign(owner, tenant):
+        if pool is None or _is_out_of_reach(owner, tenant, pool):
             _refuse_stored(reply, "response_id")
             return NO_POOL if pool is None else pool.name
         admission = await self._access.admit(tenant, 0)
@@ -166,13 +166,23 @@ class Forwarder:
             owner = await self.shared.find(response_id)
         return owner
 
-    def _learn(self, response_id: str, owner: Owner, fields: Mapping[str, Any] | None) -> None:
-        if self.shared is None:
-            self.stored.learn(response_id, owner)
-        else:
-            # vLLM and SGLang call the response what the request says.
-            chosen = fields is not None and fields.get("request_id") is not None
-            self.shared.learn(response_id, owner, chosen=chosen)
+    def _learner(self, reply: Reply, parsed: Parsed, served: Served, tenant: Tenant) -> Callable[[str], None] | None:
+        """What notes that the worker which replies has the response that it makes; None where it keeps none."""
+        fields = parsed.fields or {}
+        if fields.get("store") is False:
+            return None
+        public = parsed.model if served.alias and parsed.model is not None else ""
+        # vLLM and SGLang call the response what the request says.
+        chosen = fields.get("request_id") is not None
+
+        def learn(response_id: str) -> None:
+            owner = Owner(served.pool.name, reply.worker, tenant.name, public)
+            if self.shared is None:
+                self.stored.learn(response_id, owner)
+            else:
+                self.shared.learn(response_id, owner, chosen=chosen)
+
+        return learn
 
     def served(self, parsed: Parsed, tenant: Tenant) -> Served | Refusal:
         """The pool and model of a request."""
@@ -261,13 +271,17 @@ class Forwarder:
         edit = None
         if served.alias or edits.ask_usage or route.stores:
             public = parsed.model if served.alias else None
-            edit = ReplyEdits(model=public, drop_usage=edits.ask_usage, read_id=route.stores)
+            edit = ReplyEdits(
+                model=public,
+                drop_usage=edits.ask_usage,
+                on_id=self._learner(reply, parsed, served, tenant) if route.stores else None,
+            )
             ask_identity(request)
         routed = RoutedRequest(
             pool.router,
             prompt,
             adapter=served.adapter,
-            only=owner.worker if owner is not None and owner.pool == name else None,
+            only=None if owner is None else owner.worker,
             within=within,
             session=NO_SESSION if hints.session is None else session_key(tenant.name, hints.session),
             headers=admission.headers(),
@@ -275,12 +289,6 @@ class Forwarder:
             explained=self._config.decision_header and request.header(EXPLAIN_HEADER) == b"1",
         )
         result = await relay(request, body, reply, routed, pool.upstreams or self._upstreams, self._config, edit)
-        # Only of a reply that made one: an error may repeat what the client sent, another's id too.
-        made = result.outcome is not None and result.status < 300
-        kept = fields is None or fields.get("store") is not False
-        if made and kept and edit is not None and edit.response_id is not None and result.worker_id is not None:
-            public = parsed.model if served.alias and parsed.model is not None else ""
-            self._learn(edit.response_id, Owner(name, result.worker_id, tenant.name, public), fields)
         if routed.decided_at is not None:
             metrics.route_seconds.labels(name).observe(routed.decided_at - started_at)
         if result.first_byte_at is not None:
@@ -366,9 +374,13 @@ def refuse(reply: Reply, refusal: Refusal) -> None:
     send_error(reply, refusal.status, refusal.message, param=refusal.param, code=refusal.code, headers=refusal.headers)
 
 
-def _is_foreign(owner: Owner | None, tenant: Tenant) -> bool:
-    """Whether a stored response is, or may be, another tenant's: with keys, one that is not known here is nobody's."""
-    return not tenant.anonymous if owner is None else owner.tenant != tenant.name
+def _is_out_of_reach(owner: Owner | None, tenant: Tenant, pool: Pool) -> bool:
+    """Whether a stored response is, or may be, another tenant's (with keys, one that is not known here is nobody's), or
+    went with its worker. Another worker may have one of that name, and it would be another's."""
+    if owner is None:
+        return not tenant.anonymous
+    gone = owner.pool != pool.name or pool.router.workers.get(owner.worker) is None
+    return gone or owner.tenant != tenant.name
 
 
 def _refuse_stored(reply: Reply, param: str) -> None:

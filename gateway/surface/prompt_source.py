@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from random import choice
 from typing import Any, Final
 
-from gateway.prompts.body import CHARACTERS_PER_TOKEN, routed_body
+from gateway.prompts.body import CHARACTERS_PER_TOKEN
 from gateway.prompts.engine_tokens import EngineTokensError
 from gateway.prompts.keyer import Prompt, PromptKeyer
 from gateway.prompts.requests import Completion, Unkeyed
@@ -20,6 +20,18 @@ from warmroute.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
+_UNJUDGED: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "add_special_tokens",
+        "continue_final_message",
+        "documents",
+        "truncate_prompt_tokens",
+        "truncation_side",
+    }
+)
+"""Fields of vLLM's own that other engines, and some of its versions, leave unread: what one client asks for with them
+must not decide for all others of the pool."""
 _NO_PROMPT: Final = Unkeyed("path")
 _NO_TOKENIZER: Final = Unkeyed("no_tokenizer")
 _NO_KEY_SPACE: Final = Unkeyed("no_key_space")
@@ -78,20 +90,24 @@ class PromptSource:
         space = pool.router.key_space()
         if space is None:
             return Keyed(_NO_KEY_SPACE)
-        routed = routed_body(fields, len(body), route.prompt)
+        deadline = keyer.deadline()
+        routed = await keyer.read(fields, len(body), route.prompt, deadline=deadline)
+        if isinstance(routed, Unkeyed):
+            return Keyed(routed)
         if salt is not None or served.adapter:
             routed = replace(routed, salt=routed.salt if salt is None else salt, adapter=served.adapter)
-        prompt = await keyer.key(routed, space)
+        prompt = await keyer.key(routed, space, deadline=deadline)
         if isinstance(prompt, Unkeyed):
             return Keyed(prompt)
         request = routed.prompt
-        if not prompt.exact or (isinstance(request, Completion) and not any(map(_is_text, request.prompts))):
-            return Keyed(prompt)
-        if not check.trusted:
-            ids = await self._ask(pool, check, path, body, fields)
-            asked = Unkeyed("mismatch", prompt.tokens) if ids is None else PromptKeyer.key_ids(ids, routed, space)
-            return Keyed(asked, prompt.tokens, check)
-        return Keyed(prompt, prompt.tokens, check)
+        if isinstance(request, Completion) and not any(map(_is_text, request.prompts)):
+            return Keyed(prompt)  # its ids are the client's own
+        own = prompt.tokens if prompt.exact and _UNJUDGED.isdisjoint(fields) else None
+        if check.trusted:
+            return Keyed(prompt, own, check)
+        ids = await self._ask(pool, check, path, body, fields) if prompt.exact else None
+        asked = Unkeyed("mismatch", prompt.tokens) if ids is None else PromptKeyer.key_ids(ids, routed, space)
+        return Keyed(asked, own, check)
 
     async def _ask(
         self, pool: Pool, check: SelfCheck, path: str, body: bytes, fields: Mapping[str, Any]

@@ -4,6 +4,7 @@ asked for, taken out. Everything else goes through byte for byte. No I/O."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 import orjson
@@ -27,19 +28,20 @@ _WRAPPERS: Final = ("response", "message")
 class ReplyEdits:
     """One request's reply; see `ReplyEdit`. It never raises: what it does not understand passes as it is."""
 
-    def __init__(self, *, model: str | None = None, drop_usage: bool = False, read_id: bool = False) -> None:
-        """`model`: the public name to restore. `drop_usage`: take out the usage event. `read_id`: find the id."""
+    def __init__(
+        self, *, model: str | None = None, drop_usage: bool = False, on_id: Callable[[str], None] | None = None
+    ) -> None:
+        """`model`: the public name to restore. `drop_usage`: take out the usage event. `on_id` is told the id of a
+        response that was made, before the client is, so that it can be cancelled while it still comes."""
         self._model = None if model is None else orjson.dumps(model)
         self._drop_usage = drop_usage
-        self._id = ResponseId() if read_id else None
+        self._on_id = on_id
+        self._id: ResponseId | None = None
         self._edit: EventEdit | JsonEdit | None = None
 
-    @property
-    def response_id(self) -> str | None:
-        """The id that a stored response has, once it was seen."""
-        return None if self._id is None else self._id.value
-
     def begin(self, head: ReplyHead) -> bool:
+        # Not of an error, which may repeat what the client sent, another's id too.
+        self._id = ResponseId() if self._on_id is not None and head.status < 300 else None
         coding = head.header(b"content-encoding")
         if coding is not None and coding.lower() != b"identity":
             return False
@@ -52,8 +54,11 @@ class ReplyEdits:
         return self._edit is not None
 
     def feed(self, data: bytes) -> bytes:
-        if self._id is not None:
+        if self._id is not None and self._on_id is not None:
             self._id.feed(data)
+            if self._id.value is not None:
+                self._on_id(self._id.value)
+                self._id = None
         return data if self._edit is None else self._edit.feed(data)
 
     def finish(self) -> bytes:

@@ -35,6 +35,9 @@ FIND_SECONDS: Final = 0.05
 """Longest wait of a request for Redis."""
 WRITES_LIMIT: Final = 1000
 """Most changes that wait to be written; more are dropped and counted."""
+WRITES_AT_ONCE: Final = 8
+"""Calls in flight: one after another would be a few hundred a second to a server that is a ms away. The client's other
+connections are left to those who wait."""
 ID_LIMIT: Final = 128
 """Characters of an id; longer ones are no engine's."""
 
@@ -95,22 +98,36 @@ class SharedResponses:
         return True
 
     async def run(self) -> None:
-        """Write what is learned, in order, until cancelled."""
+        """Write what is learned, in order for each id, until cancelled."""
+        following: _Write | None = None
         while True:
-            write = await self._writes.get()
-            outcome = "done"
-            try:
-                reply = await self._call(write.operation, write.response_id, write.owner)
-            except RedisError as error:
-                self._complain(error)
-                outcome, reply = "failed", None
-            if write.owner is not None:
-                if (other := _decode(reply)) is not None:
-                    # Learned here before it was known that the id is taken.
-                    outcome = "foreign"
-                    self._local.forget(write.response_id)
-                self._local.learn(write.response_id, other or write.owner)
-            self._calls.labels(write.operation, outcome).inc()
+            write = following or await self._writes.get()
+            following = None
+            batch = {write.response_id: write}
+            while len(batch) < WRITES_AT_ONCE and not self._writes.empty():
+                following = self._writes.get_nowait()
+                if following.response_id in batch:
+                    break
+                batch[following.response_id] = following
+                following = None
+            async with asyncio.TaskGroup() as group:
+                for write in batch.values():
+                    group.create_task(self._write(write))
+
+    async def _write(self, write: _Write) -> None:
+        outcome = "done"
+        try:
+            reply = await self._call(write.operation, write.response_id, write.owner)
+        except RedisError as error:
+            self._complain(error)
+            outcome, reply = "failed", None
+        if write.owner is not None:
+            if (other := _decode(reply)) is not None:
+                # Learned here before it was known that the id is taken.
+                outcome = "foreign"
+                self._local.forget(write.response_id)
+            self._local.learn(write.response_id, other or write.owner)
+        self._calls.labels(write.operation, outcome).inc()
 
     async def _call(self, operation: str, response_id: str, owner: Owner | None = None) -> object:
         digest = sha256(response_id.encode("utf-8", "surrogatepass")).digest()[:16]

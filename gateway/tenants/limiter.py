@@ -139,7 +139,8 @@ class Limiter:
         held = self._held.get(tenant.name)
         if held is None or held.share.limits is not tenant.limits:
             held = self._hold(tenant, now)
-        if held.share.admit(tokens, now):
+        # What comes for those who wait is theirs: passed by newcomers, they would be refused below the limits.
+        if not held.share.queued and held.share.admit(tokens, now):
             held.admitted.inc()
             return Admission(held, tokens, self._clock)
         return await self._ask(held, tokens)
@@ -168,7 +169,9 @@ class Limiter:
                 if share.admit(tokens, now):
                     held.admitted.inc()
                     return Admission(held, tokens, self._clock)
-        if not share.away and held.answered <= begun and now >= deadline:
+        unanswered = now >= deadline and share.refused(tokens, now) is None
+        if not share.away and unanswered and (held.answered <= begun or not share.exhausted(tokens, now)):
+            # No answer, or one of which others have used all that was granted: there is more.
             self._metrics.limit_calls.labels("late").inc()
             self._lose(held, now)
         if share.admit(tokens, now):

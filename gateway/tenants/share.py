@@ -52,6 +52,7 @@ class Share:
         self.gateways = 1
         """Gateways that serve this tenant, as of the last answer."""
         self._claim = 0
+        self._claim_is_all = False
         self._slots_refused_until = now
         self._admitted = 0
         self._used_at = now
@@ -108,6 +109,11 @@ class Share:
         limit = self.limits.concurrent_requests or 0
         return max(1, limit // self.gateways) if self.away else self._claim
 
+    @property
+    def queued(self) -> bool:
+        """Whether requests wait for an order."""
+        return bool(self._waiting)
+
     @contextmanager
     def waiting(self, tokens: int) -> Iterator[None]:
         """A request that waits for an order; the next one asks for it too."""
@@ -127,6 +133,14 @@ class Share:
         if self.tokens is not None and self.tokens.refused(tokens, now):
             return "tokens"
         return None
+
+    def exhausted(self, tokens: int, now: float) -> bool:
+        """Whether the limits stand against such a request, by what Redis said last: nobody has what it lacks."""
+        return (
+            (self.limits.concurrent_requests is not None and self._claim_is_all and self.in_use >= self._claim)
+            or (self.requests is not None and self.requests.remaining(now) < 1)
+            or (self.tokens is not None and self.tokens.remaining(now) < tokens)
+        )
 
     def short(self, now: float) -> Kind:
         """What a request that was not admitted lacks here."""
@@ -177,7 +191,8 @@ class Share:
         if self.tokens is not None and orders.tokens is not NO_ORDER:
             self.tokens.granted(orders.tokens, tokens, tokens_left, now)
         self._claim = claim
-        if claim < orders.slots_wanted and self.in_use >= claim:
+        self._claim_is_all = claim < orders.slots_wanted
+        if self._claim_is_all and self.in_use >= claim:
             self._slots_refused_until = now + SLOT_REFUSAL_SECONDS
 
     def failed(self, orders: Orders, now: float) -> None:

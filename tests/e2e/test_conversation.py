@@ -106,6 +106,7 @@ def test_a_gateway_started_after_turn_two_sends_turn_three_to_the_warm_worker(st
             third = await talk.say(session, "Where does the river run?")
             # Nobody gave it a tokenizer.
             assert gateway.readiness()[1]["pools"][POOL]["tokenizer"].startswith("the workers' files")
+            assert gateway.readiness()[1]["pools"][POOL]["encoder"] == "tiktoken"
             assert third.worker == second.worker
             assert third.matched >= second.prompt - INDEX_BLOCK
             assert abs(third.matched - third.cached) <= INDEX_BLOCK

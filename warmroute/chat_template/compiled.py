@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 from jinja2 import meta
 
-from warmroute.chat_template.environment import ChatTemplateError, jinja_environment
-from warmroute.chat_template.fast import Agreement, FastTemplate, agreeing, has_plain_calls
+from warmroute.chat_template.agreement import Agreement, is_alike
+from warmroute.chat_template.environment import ChatTemplateError, EndlessTemplateError, jinja_environment
+from warmroute.chat_template.fast import FastTemplate, agreeing
 from warmroute.chat_template.inspection import ContentFormat, content_format, names_developer
+
+TEXT_LIMIT: Final = 32_000_000
+"""Characters of a prompt: four times what a gateway tokenises."""
 
 
 class CompiledTemplate:
     """Renders with minijinja where that gives jinja2's output on the probes, else with jinja2."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime]) -> None:
-        """Raises ChatTemplateError where the source does not compile."""
+        """Raises ChatTemplateError where the source does not compile, or does not come to an end on a probe."""
         clock = _Clock(now)
-        environment = jinja_environment(clock)
+        self._environment = environment = jinja_environment(clock)
         try:
             tree = environment.parse(source)
-            self._reference = environment.from_string(source)
+            self._reference = environment.from_string(environment.bounded(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
         self.source = source
@@ -33,28 +38,39 @@ class CompiledTemplate:
         self._fast: FastTemplate | None = None
         self.agreement: Agreement | None = None
         """On which chats minijinja renders in jinja2's place."""
-        try:
+        with contextlib.suppress(Exception):  # whatever minijinja cannot read is jinja2's
             self._fast = FastTemplate(source, clock)
-        except Exception:  # noqa: BLE001  whatever minijinja cannot read is jinja2's
-            return
-        with clock:
-            self.agreement = agreeing(self._fast, self._reference.render, self.content_format, special_tokens)
+        try:
+            with clock:
+                self.agreement = agreeing(self._fast, self._rendered, self.content_format, special_tokens)
+        except EndlessTemplateError as error:
+            raise ChatTemplateError(f"the chat template does not come to an end: {error}") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The prompt's text. Raises ChatTemplateError where the template refuses or cannot cope."""
         try:
             if self._is_trusted_with(variables) and (text := self._fast_text(variables)) is not None:
                 return text
-            return self._reference.render(variables)
+            return self._rendered(variables)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
         except RecursionError as error:
             raise ChatTemplateError("the messages are nested too deeply for the chat template") from error
 
     def _is_trusted_with(self, variables: Mapping[str, Any]) -> bool:
-        if self.agreement is Agreement.PLAIN:
-            return has_plain_calls(variables["messages"])
-        return self.agreement is Agreement.ALL
+        return self.agreement is not None and is_alike(variables, self.agreement)
+
+    def _rendered(self, variables: Mapping[str, Any]) -> str:
+        """By jinja2."""
+        self._environment.begin()
+        pieces: list[str] = []
+        length = 0
+        for piece in self._reference.generate(variables):
+            pieces.append(piece)
+            length += len(piece)
+            if length > TEXT_LIMIT:
+                raise EndlessTemplateError(f"the text has more than {TEXT_LIMIT} characters")
+        return "".join(pieces)
 
     def _fast_text(self, variables: Mapping[str, Any]) -> str | None:
         return None if self._fast is None else self._fast.render(variables)

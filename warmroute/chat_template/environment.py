@@ -7,7 +7,8 @@ An immutable sandbox with trimmed blocks, loop controls, `{% generation %}` bloc
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, Final
 
@@ -15,7 +16,13 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+STEPS: Final = 200_000
+"""Rounds of loops and calls of one rendering: a second at most. A chat of ten thousand messages takes half of them,
+where a template's work grows with the chat; in some it grows with the square."""
+_COUNTED: Final = "_counted"
 
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
 """Made once: `json.dumps` makes an encoder each time."""
@@ -23,6 +30,48 @@ _ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 class ChatTemplateError(ValueError):
     """The template is missing, malformed, or refused the messages; the message says which."""
+
+
+class EndlessTemplateError(jinja2.TemplateError):
+    """A rendering takes more work than any chat is worth."""
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox in which each rendering has a number of steps, so that no template and no chat keeps a thread for good.
+
+    `begin` one, on the thread that renders, before each.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._steps = threading.local()
+        self.filters[_COUNTED] = self._counted
+
+    def begin(self) -> None:
+        self._steps.left = STEPS
+
+    def bounded(self, tree: nodes.Template) -> nodes.Template:
+        """The same template, whose loops count their rounds. Changes the tree."""
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
+        tree.set_environment(self)
+        return tree
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Macros and recursive loops call themselves."""
+        self._step()
+        return super().call(context, function, *args, **kwargs)
+
+    @jinja2.pass_context  # else the compiler would work it out once, for constants
+    def _counted(self, context: Context, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self._step()
+            yield item
+
+    def _step(self) -> None:
+        self._steps.left -= 1
+        if self._steps.left < 0:
+            raise EndlessTemplateError(f"the rendering takes more than {STEPS} steps")
 
 
 class GenerationBlocks(Extension):
@@ -42,11 +91,9 @@ class GenerationBlocks(Extension):
         return caller()
 
 
-def jinja_environment(now: Callable[[], datetime]) -> jinja2.Environment:
+def jinja_environment(now: Callable[[], datetime]) -> BoundedEnvironment:
     """An environment whose `strftime_now` asks `now`."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, loopcontrols]
-    )
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda fmt: now().strftime(fmt)

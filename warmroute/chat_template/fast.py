@@ -7,19 +7,24 @@ jinja2's output on every probe (`probes.py`), and what it cannot render jinja2 r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from enum import Enum
 from typing import Any, Final
 
 import minijinja
+from jinja2.filters import do_dictsort
 
-from warmroute.chat_template.environment import raise_exception, tojson
+from warmroute.chat_template.agreement import Agreement
+from warmroute.chat_template.environment import EndlessTemplateError, raise_exception, tojson
 from warmroute.chat_template.inspection import ContentFormat
 from warmroute.chat_template.probes import probes
+from warmroute.native import is_panic
 
 _NAME: Final = "chat"
-_INT64: Final = 1 << 63
+_OUT_OF_FUEL: Final = "OutOfFuel"
+FUEL: Final = 5_000_000
+"""Instructions of one rendering: a quarter of a second. A chat of ten thousand messages takes a fifth of them, where a
+template's work grows with the chat; where it grows with the square, one of a thousand takes most of them."""
 _GENERATION: Final = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
@@ -30,69 +35,63 @@ class FastTemplate:
         """Raises minijinja.TemplateError where minijinja cannot read the source."""
         environment = minijinja.Environment(trim_blocks=True, lstrip_blocks=True, pycompat=True)
         environment.add_filter("tojson", tojson)
-        # Python takes other characters for blanks than Rust does.
+        environment.fuel = FUEL
+        # Python takes other characters for blanks than Rust does, and other letters for the same.
         environment.add_filter("trim", _trim)
+        environment.add_filter("dictsort", do_dictsort)
         environment.add_global("raise_exception", raise_exception)
         environment.add_global("strftime_now", lambda fmt: now().strftime(fmt))
         environment.add_template(_NAME, _GENERATION.sub(_plain_block, source))
         self._environment = environment
 
     def render(self, variables: Mapping[str, Any]) -> str | None:
-        """The text; None where it could not be rendered, for whatever reason: jinja2 has the last word."""
+        """The text; None where it could not be rendered, for whatever reason: jinja2 has the last word.
+
+        Raises EndlessTemplateError where it takes too much work: jinja2 would take several times as much.
+        """
         try:
             return self._environment.render_template(_NAME, **variables)
+        except minijinja.TemplateError as error:
+            if error.kind == _OUT_OF_FUEL:
+                raise EndlessTemplateError(f"the rendering takes more than {FUEL} instructions") from error
+            return None
         except Exception:  # noqa: BLE001  raise_exception and filters raise through it what they like
             return None
-
-
-class Agreement(Enum):
-    """On which chats the two renderers agree."""
-
-    ALL = "all"
-    PLAIN = "plain"
-    """Those whose tool calls have no arguments that languages print apart: floats, nulls, integers beyond 64 bits."""
+        except BaseException as error:
+            if is_panic(error):
+                return None
+            raise
 
 
 def agreeing(
-    fast: FastTemplate,
+    fast: FastTemplate | None,
     reference: Callable[[Mapping[str, Any]], str],
     content_format: ContentFormat,
     special_tokens: Mapping[str, str],
 ) -> Agreement | None:
-    """Compare on every probe; None where they differ on plain chats. What one refuses the other must refuse too."""
+    """Compare on every probe; None where they differ on plain chats, and without `fast`. What one refuses the other
+    must refuse too.
+
+    Raises EndlessTemplateError where a probe shows that the template does not come to an end.
+    """
     agreement = Agreement.ALL
-    for plain, probe in probes(content_format):
-        if not plain and agreement is Agreement.PLAIN:
+    for beyond_plain, probe in probes(content_format):
+        if beyond_plain and beyond_plain not in agreement:
             continue
         variables = {**special_tokens, **probe}
         try:
             expected = reference(variables)
+        except EndlessTemplateError:
+            raise
         except Exception:  # noqa: BLE001  templates refuse with any error
             expected = None
+        if fast is None:
+            return None
         if fast.render(variables) != expected:
-            if plain:
+            if not beyond_plain:
                 return None
-            agreement = Agreement.PLAIN
+            agreement &= ~beyond_plain
     return agreement
-
-
-def has_plain_calls(messages: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether all that is in the tool calls prints alike in every language. Raises RecursionError for deep nesting."""
-    return all(_is_plain(calls) for message in messages if (calls := message.get("tool_calls")))
-
-
-def _is_plain(value: object) -> bool:
-    match value:
-        case str() | bool():
-            return True
-        case int():
-            return -_INT64 <= value < _INT64
-        case dict():
-            return all(map(_is_plain, value.values()))
-        case list():
-            return all(map(_is_plain, value))
-        case _:
-            return False
 
 
 def _trim(value: object, chars: str | None = None) -> str:

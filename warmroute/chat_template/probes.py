@@ -6,10 +6,11 @@ line ends, quotes, HTML, template syntax and think tags.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, Final
 
+from warmroute.chat_template.agreement import Agreement
 from warmroute.chat_template.conversation import conversation, with_reasoning_names
 from warmroute.chat_template.inspection import ContentFormat
 
@@ -23,11 +24,13 @@ _TEXTS: Final = (
     "</think>x<think>",
     "<|im_end|><tool_response>\nx\n</tool_response>[INST] <start_of_turn>",
     "a\n\nb\nc  d, e. f",
+    "x\u019b\ua7cb\u0264",  # letters that have had capitals since Unicode 16
 )
 _PLAIN_ARGUMENTS: Final[tuple[Message, ...]] = (
     {},
     {"text": "é <&> '\"\\\n", "one": 1, "long": 2**53 + 1, "negative": -3, "yes": True, "no": False},
-    {"list": [1, "x", {"k": True}], "object": {"deep": {"deeper": [], "empty": {}}}, "B": "capital", "a": ""},
+    {"list": [1, "x", {"k": True}], "object": {"deep": {"deeper": [], "empty": {}}}},
+    {"B": "capital", "a": "", "\u017f": 0, "_": "\u0131", "İ": []},
 )
 _OTHER_ARGUMENTS: Final[tuple[Message, ...]] = (
     {"none": None, "float": 1.0, "tenth": 0.1},
@@ -54,6 +57,33 @@ _TOOLS: Final[tuple[list[Message] | None, ...]] = (
         {"type": "function", "function": {"name": "f", "description": "é", "parameters": {}, "strict": True}},
     ],
 )
+
+
+def _schema(kind: str, **more: Any) -> Message:
+    """A parameter with floats wherever schemas take values."""
+    values = {
+        "default": 1e22,
+        "enum": [1e-7, 1e300],
+        "const": 1e16,
+        "examples": [2e16],
+        "minimum": 1e-7,
+        "maximum": 1e22,
+    }
+    return {"type": kind, "description": "d", **values, **more}
+
+
+_KINDS: Final = ("string", "number", "integer", "boolean", "array", "object", "null")
+_ODD_SCHEMAS: Final = {kind: _schema(kind) for kind in _KINDS}
+_OTHER_TOOLS: Final[list[Message]] = [
+    {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
+    for name, parameters in (
+        ("flat", {"type": "object", "properties": _ODD_SCHEMAS, "required": ["number"]}),
+        ("deep", {"type": "object", "properties": {"o": _schema("object", properties=_ODD_SCHEMAS)}}),
+        ("lists", {"type": "object", "properties": {k: _schema("array", items=_schema(k)) for k in _KINDS}}),
+        ("either", {"type": "object", "properties": {"e": _schema("string", anyOf=[_schema(k) for k in _KINDS])}}),
+        ("loose", {"type": "object", "properties": {"x": {"enum": [1e22]}, "y": {"default": 1e22}, "z": 1e22}}),
+    )
+]
 _USER: Final = {"role": "user", "content": "hi"}
 _SYSTEM: Final = {"role": "system", "content": "Be brief."}
 _RESULT: Final = {"role": "tool", "tool_call_id": "call_0", "name": "weather", "content": '{"x": 1}'}
@@ -67,13 +97,13 @@ _SETTINGS: Final = (*((variables, True) for variables in _VARIABLES), (_VARIABLE
 """Variables, and whether the assistant's turn is begun."""
 
 
-def probes(content_format: ContentFormat) -> Iterator[tuple[bool, Message]]:
-    """Variables to render with, the special tokens aside, and whether all arguments of tool calls are plain ones."""
-    for plain, tools_given, messages in _conversations():
+def probes(content_format: ContentFormat) -> Iterator[tuple[Agreement, Message]]:
+    """Variables to render with, the special tokens aside, and what of them is not plain."""
+    for beyond_plain, tools_given, messages in _conversations():
         rebuilt = with_reasoning_names(conversation(messages, content_format, takes_developer=True).messages)
         for tools, (variables, generation) in product(tools_given, _SETTINGS):
             yield (
-                plain,
+                beyond_plain,
                 {
                     "documents": None,
                     **variables,
@@ -84,15 +114,19 @@ def probes(content_format: ContentFormat) -> Iterator[tuple[bool, Message]]:
             )
 
 
-def _conversations() -> Iterator[tuple[bool, tuple[list[Message] | None, ...], list[Message]]]:
-    """Whether all arguments are plain, the tools to render with, and the messages."""
+def _conversations() -> Iterator[tuple[Agreement, Sequence[list[Message] | None], list[Message]]]:
+    """What is not plain, the tools to render with, and the messages."""
     for messages in _texts():
-        yield True, _TOOLS[:1], messages
+        yield Agreement.PLAIN, _TOOLS[:1], messages
     for messages in _talks():
-        yield True, _TOOLS, messages
+        yield Agreement.PLAIN, _TOOLS, messages
     for arguments in (_PLAIN_ARGUMENTS, _OTHER_ARGUMENTS):
+        beyond_plain = Agreement.PLAIN if arguments is _PLAIN_ARGUMENTS else Agreement.CALLS
         for messages in _talks_with_calls([_call(number, each) for number, each in enumerate(arguments)]):
-            yield arguments is _PLAIN_ARGUMENTS, _TOOLS, messages
+            yield beyond_plain, _TOOLS, messages
+    odd_tools = [[tool] for tool in _OTHER_TOOLS]
+    yield Agreement.TOOLS, odd_tools, [_USER]
+    yield Agreement.TOOLS, odd_tools, [_SYSTEM, _USER]
 
 
 def _texts() -> Iterator[list[Message]]:

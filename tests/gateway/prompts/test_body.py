@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prompts.body import BadRequestError, BodyKind, Chat, Completion, Unkeyed, parse_body
+from gateway.prompts.body import (
+    PIECES_LIMIT,
+    BadRequestError,
+    BodyKind,
+    Chat,
+    Completion,
+    Unkeyed,
+    parse_body,
+    routed_body,
+)
 
 USER = {"role": "user", "content": "hi"}
 
@@ -157,3 +166,23 @@ json_values = st.recursive(
 @given(st.dictionaries(st.sampled_from(FIELDS), json_values), st.sampled_from(BodyKind))
 def test_no_json_makes_it_fail_in_another_way(fields: dict, kind: BodyKind) -> None:
     assert parse_body(body(**fields), kind).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (BodyKind.CHAT, {"messages": [{}]}),
+        (BodyKind.CHAT, {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}),
+        (BodyKind.COMPLETION, {"prompt": ["x"]}),
+        (BodyKind.RESPONSE, {"input": [{}]}),
+        (BodyKind.MESSAGES, {"messages": [{}]}),
+    ],
+)
+def test_what_no_context_holds_is_not_even_read(kind: BodyKind, fields: dict) -> None:
+    long = {name: value * (PIECES_LIMIT + 1) if value in ([{}], ["x"]) else value for name, value in fields.items()}
+    assert routed_body({"model": "m", **long}, 40, kind).prompt == Unkeyed("too_long", 10)
+
+
+def test_token_ids_are_no_pieces() -> None:
+    ids = [7] * (PIECES_LIMIT + 1)
+    assert routed_body({"model": "m", "prompt": ids}, 40, BodyKind.COMPLETION).prompt == Completion([ids])

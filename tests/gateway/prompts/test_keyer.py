@@ -10,15 +10,17 @@ import os
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.prompts.body import BodyKind, Unkeyed, parse_body
+from gateway.prompts import keyer as keyer_module
+from gateway.prompts.body import PIECES_LIMIT, BodyKind, RoutedBody, Unkeyed, parse_body, routed_body
 from gateway.prompts.encoding import Encoded
-from gateway.prompts.keyer import SIZE_LIMIT, KeySpace, Prompt, PromptKeyer
+from gateway.prompts.keyer import INLINE_BYTES, INLINE_PIECES, SIZE_LIMIT, KeySpace, Prompt, PromptKeyer
 from gateway.prompts.tokenizer import PromptTokenizer
 from indexer.keys import prompt_keys, token_bytes
 from warmroute.chat_template import ChatTemplate
@@ -104,7 +106,7 @@ def test_long_prompts_do_not_stall_the_loop(keyer: PromptKeyer) -> None:
     bodies = [
         {"messages": [{"role": "user", "content": text}]},
         {"messages": [{"role": "user", "content": "<|im_end|>" * 100_000}]},
-        {"messages": [{"role": "user", "content": f"m{number}"} for number in range(20_000)]},
+        {"messages": [{"role": "user", "content": f"m{number}"} for number in range(9_000)]},
         {"prompt": list(range(40_000)) * 10},
         {"prompt": text},
     ]
@@ -130,6 +132,68 @@ def test_text_beyond_any_context_is_not_tokenised(keyer: PromptKeyer) -> None:
     assert isinstance(result, Unkeyed)
     assert result.reason == "too_long"
     assert result.tokens == pytest.approx(len(text) / 4, rel=0.01)
+
+
+USER = {"role": "user", "content": "x"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def pieces(count: int) -> list[dict]:
+    """Bodies with that many of each kind of thing that is gone through one by one, one at least the user's message."""
+    rest = count - 1
+    return [
+        {"messages": [USER] * count},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * rest}]},
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [CALL] * rest}]},
+        {"messages": [USER], "tools": [TOOL] * rest},
+        {"prompt": ["a"] * count},
+    ]
+
+
+@pytest.mark.parametrize("fields", pieces(PIECES_LIMIT + 1))
+def test_more_pieces_than_any_context_holds_are_not_gone_through(keyer: PromptKeyer, fields: dict) -> None:
+    result = key(keyer, kind=kind_of(fields), **fields)
+    assert isinstance(result, Unkeyed)
+    assert result.reason == "too_long"
+
+
+@pytest.mark.parametrize("fields", [each for each in pieces(INLINE_PIECES) if "messages" in each])
+def test_many_pieces_are_not_gone_through_on_the_loop(
+    keyer: PromptKeyer, fields: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    encode = keyer.encoder.encode
+
+    def spied(*arguments: Any, **keywords: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return encode(*arguments, **keywords)
+
+    monkeypatch.setattr(keyer.encoder, "encode", spied)
+    key(keyer, **fields)
+    assert threads == ["MainThread"]
+    threads.clear()
+    key(keyer, **{**fields, "messages": [USER, *fields["messages"]]})
+    assert [name.rstrip("_01") for name in threads] == ["prompts"]
+
+
+@pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1])
+def test_long_bodies_are_read_on_a_thread(keyer: PromptKeyer, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def spied(*arguments: Any) -> RoutedBody:
+        threads.append(threading.current_thread().name.rstrip("_01"))
+        return routed_body(*arguments)
+
+    async def read(budget: float) -> RoutedBody | Unkeyed:
+        deadline = asyncio.get_running_loop().time() + budget
+        return await keyer.read({"model": "m", "messages": [USER]}, size, BodyKind.CHAT, deadline=deadline)
+
+    monkeypatch.setattr(keyer_module, "routed_body", spied)
+    assert isinstance(asyncio.run(read(30)), RoutedBody)
+    assert threads == ["MainThread" if size == INLINE_BYTES else "prompts"]
+    if size > INLINE_BYTES:
+        assert asyncio.run(read(0)) == Unkeyed("budget", size // 4)
 
 
 json_values = st.recursive(

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from gateway.discovery.targets import Target
 from gateway.loads import LoadReports
 from gateway.prompts import pool_prompts
-from gateway.prompts.body import BodyKind, parse_body
+from gateway.prompts.body import BodyKind, Unkeyed, parse_body
+from gateway.prompts.byte_level import byte_characters
 from gateway.prompts.keyer import Prompt, PromptKeyer
 from gateway.prompts.pool_prompts import KeyerSupply
 from gateway.routing.router import PoolRouter
@@ -127,6 +128,42 @@ def test_a_gateway_keys_with_the_files_of_its_workers(redis_url: str, smollm2: P
                 await eventually(lambda: here.metric("pool_fingerprints") == 1)
                 assert here.metric("pool_file_sets") == 1
                 assert files.files[0].digest[:8] in here.supply.prompts.describe()
+
+    run(scenario())
+
+
+def giving_up_on_probes() -> bytes:
+    """A tokenizer whose library panics on some of the texts that it is tried on."""
+    tokenizer = Tokenizer(models.BPE(vocab=byte_characters(), merges=[]))
+    split = pre_tokenizers.Split(Regex("(a+)+b|[^a]+|a"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    return tokenizer.to_str().encode()
+
+
+ENDLESS = b"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_files_that_make_their_libraries_give_up_cost_no_more_than_their_use(
+    redis_url: str, smollm2: Path, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        panics = variant(tmp_path / "panics", smollm2, **{"tokenizer.json": giving_up_on_probes()})
+        endless = variant(tmp_path / "endless", smollm2, **{"chat_template.jinja": ENDLESS})
+        async with indexer(redis_url) as index, gate(redis_url, "w") as here:
+            first = engine(index.address, "w", model=MODEL, files=panics)
+            async with running(first.publisher.run()):
+                await eventually(lambda: here.metric("tokenizer_loads_total", outcome="failed"), within=30)
+                assert "gave up" in here.supply.prompts.describe()
+                assert not here.keyed
+            second = engine(index.address, "w", model=MODEL, files=endless)
+            async with running(second.publisher.run()):
+                await eventually(lambda: here.keyed, within=30)
+                assert (await here.key()).keys == expected(second, smollm2)
+                chat = parse_body(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}', BodyKind.CHAT)
+                keyer, space = here.supply.prompts.keyer, here.router.key_space()
+                assert keyer is not None
+                assert space is not None
+                assert await keyer.key(chat, space) == Unkeyed("template", chat.estimated_tokens)
 
     run(scenario())
 

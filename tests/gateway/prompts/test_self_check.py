@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prompts.self_check import ASK_AGAIN_SECONDS, FAILURES, LEAST, WINDOW, SelfCheck, Source
+from gateway.prompts.self_check import ASK_AGAIN_SECONDS, FAILURES, LEAST, MOST_AGAIN, WINDOW, SelfCheck, Source
 
 
 def distrusted() -> SelfCheck:
@@ -38,12 +38,18 @@ def test_trust_comes_back_after_a_window_of_right_ones() -> None:
     assert check.source(0.0) is Source.GATEWAY
 
 
-def test_a_wrong_one_starts_the_window_again() -> None:
+def test_one_kind_of_prompt_that_goes_wrong_does_not_keep_trust_away() -> None:
     check = distrusted()
-    assert not any(check.compare(5, 5) for _ in range(WINDOW - 1))
-    assert not check.compare(5, 6)
-    assert not any(check.compare(5, 5) for _ in range(WINDOW - 1))
+    assert not any(check.compare(10, 10 + (number % 4 == 0)) for number in range(WINDOW - 1))
     assert check.compare(5, 5)
+    assert check.trusted
+
+
+def test_too_many_wrong_ones_keep_trust_away() -> None:
+    check = distrusted()
+    assert not any(check.compare(10, 10 + (number % 3 == 0)) for number in range(400))
+    assert not any(check.compare(5, 5) for _ in range(5))
+    assert any(check.compare(5, 5) for _ in range(WINDOW))
 
 
 def test_an_engine_that_cannot_say_is_asked_again_later() -> None:
@@ -72,7 +78,7 @@ def test_the_verdict_is_of_the_last_replies(differences: list[bool]) -> None:
     for differs in differences:
         since.append(differs)
         last = since[-WINDOW:]
-        expected = sum(last) >= LEAST if trusted else len(last) == WINDOW and not any(last)
+        expected = sum(last) >= LEAST if trusted else len(last) == WINDOW and sum(last) <= MOST_AGAIN
         assert check.compare(1, 1 + differs) is expected
         if expected:
             trusted, since = not trusted, []

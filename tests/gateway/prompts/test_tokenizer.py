@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from gateway.prompts.body import BodyKind, Unkeyed, parse_body
+from gateway.prompts.byte_level import byte_characters
+from gateway.prompts.keyer import KeySpace, PromptKeyer
 from gateway.prompts.tokenizer import (
     LEAST_INLINE_CHARACTERS,
     MOST_INLINE_CHARACTERS,
@@ -18,6 +23,7 @@ from gateway.prompts.tokenizer import (
     TokenizerError,
 )
 from indexer.keys import chain, token_bytes
+from warmroute.native import PanicError
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 SEED = 12345
@@ -176,3 +182,34 @@ def test_files_that_are_no_tokenizer_are_refused(content: bytes) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: No such file"):
         PromptTokenizer.from_folder(tmp_path)
+
+
+def giving_up_on(pattern: str) -> bytes:
+    """A tokenizer whose pattern engine may go back and forth too often."""
+    tokenizer = Tokenizer(models.BPE(vocab=byte_characters(), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    return tokenizer.to_str().encode()
+
+
+def test_a_pattern_that_gives_up_on_probes_is_not_usable() -> None:
+    with pytest.raises(TokenizerError, match="gave up"):
+        PromptTokenizer(giving_up_on("(a+)+b|[^a]+|a"))
+
+
+def test_a_pattern_that_gives_up_on_a_text_costs_that_text_its_keys() -> None:
+    tokenizer = PromptTokenizer(giving_up_on("(a|aa)+$|[^ ]+| +"))
+    assert tokenizer.encode("b")
+    with pytest.raises(PanicError, match="gave up"):
+        tokenizer.encode("a" * 3_000 + " b")
+    keyer = PromptKeyer(tokenizer, None, budget_seconds=10)
+    body = parse_body(orjson.dumps({"model": "m", "prompt": "a" * 3_000 + " b"}), BodyKind.COMPLETION)
+    assert asyncio.run(keyer.key(body, KeySpace("f", 16))) == Unkeyed("error", body.estimated_tokens)
+    keyer.close()
+
+
+@pytest.mark.parametrize("model", [models.Unigram([("a", 0.0)]), models.WordPiece({"a": 0}, unk_token="[UNK]")])
+def test_a_model_that_cannot_tokenise_probes_is_not_usable(model: models.Model) -> None:
+    with pytest.raises(TokenizerError, match="not usable"):
+        PromptTokenizer(Tokenizer(model).to_str().encode())

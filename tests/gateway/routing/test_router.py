@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from gateway.discovery.targets import Target
 from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.routing.assignment import Outcome
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
@@ -137,27 +136,6 @@ def test_a_worker_that_goes_and_comes_back_keeps_no_phantom_load() -> None:
     assert pool.router.reservations.workers == frozenset()
 
 
-def test_excluded_workers_are_not_asked_again_and_doubtful_ones_only_for_want_of_others() -> None:
-    pool = Pool(("a", "b"))
-    for worker in pool.router.workers.all:
-        worker.checked(0, healthy=False, refused=True)
-    assignment = pool.assign(prompt(64))
-    other = pool.assign(prompt(64), frozenset({assignment.worker_id}))
-    assert {assignment.worker_id, other.worker_id} == {"a", "b"}
-    assert RoutedRequest(pool.router, None).assign({"a", "b"}) is None
-    pool.router.workers.get("a").checked(0, healthy=True)
-    assert pool.assign(prompt(64)).worker_id == "a"
-    assert RoutedRequest(pool.router, None).assign({"a"}) is None
-
-
-def test_a_healthy_worker_in_ejection_is_asked_before_dead_ones() -> None:
-    pool = Pool()
-    for name in ("b", "c", "d"):
-        pool.router.workers.get(name).checked(0, healthy=False, refused=True)
-    pool.router.workers.get("a").eject(pool.now)
-    assert {pool.assign(prompt(64)).worker_id for _ in range(20)} == {"a"}
-
-
 def test_a_refused_request_leaves_no_prediction() -> None:
     pool = Pool()
     refused = pool.assign(prompt(640))
@@ -270,34 +248,6 @@ def test_one_decision_reads_the_clock_once() -> None:
     assert calls == 1
 
 
-def test_workers_that_serve_the_adapter_get_its_requests() -> None:
-    pool = Pool()
-    pool.hold("b", [], adapters=("lora-a",))
-    assert pool.router.adapters == {"lora-a"}
-    for _ in range(10):
-        assert RoutedRequest(pool.router, prompt(64), adapter="lora-a").assign(set()).worker_id == "b"
-    workers = {RoutedRequest(pool.router, prompt(64), adapter="lora-new").assign(set()).worker_id for _ in range(40)}
-    assert workers == set(NAMES)  # loaded since the workers said Hello, maybe: the engine judges
-
-
-def test_an_adapter_is_asked_of_who_has_it_then_of_who_has_said_nothing() -> None:
-    pool = Pool()
-    pool.targets([Target(name, "10.0.0.1", 8000 + number, worker_id=name) for number, name in enumerate("abcdx")])
-    pool.hold("b", [], adapters=("lora-a",))
-
-    def asked(exclude: frozenset[str] = frozenset()) -> set[str]:
-        picks = [RoutedRequest(pool.router, prompt(64), adapter="lora-a").assign(exclude) for _ in range(20)]
-        return {pick.worker_id for pick in picks if pick is not None}
-
-    assert asked() == {"b"}
-    assert asked(frozenset("b")) == {"x"}
-    pool.router.workers.get("b").checked(0, healthy=False, refused=True)
-    assert asked() == {"x"}
-    pool.router.workers.get("x").checked(0, healthy=False, refused=True)
-    # Those that say they lack it would answer that there is no such model.
-    assert asked() == {"b"}
-
-
 def test_a_hot_prefix_gets_more_holders_while_its_holders_are_loaded_and_no_more_than_that() -> None:
     """Each worker prefills 10,000 tokens a second. A tenant's prefix of 6,000 is held by one worker; every request
     brings 600 tokens of its own."""
@@ -342,15 +292,6 @@ def test_a_hot_prefix_gets_more_holders_while_its_holders_are_loaded_and_no_more
     assert endless_wait > 10
 
 
-def test_a_request_that_belongs_to_a_worker_goes_there_first() -> None:
-    pool = Pool()
-    pool.router.workers.get("c").eject(pool.now)
-    routed = RoutedRequest(pool.router, prompt(64), only="c")
-    assert routed.assign(set()).worker_id == "c"
-    assert routed.assign({"c"}).worker_id != "c"
-    assert RoutedRequest(pool.router, None, only="gone").assign(set()) is not None
-
-
 def test_retries_end_when_the_budget_does() -> None:
     pool = Pool(retry_ratio=0.2, retries_per_second=0)
     saved = round(pool.router.retry_budget.balance)
@@ -384,26 +325,6 @@ def test_a_worker_that_fails_fast_draws_no_extra_traffic() -> None:
             if len(busy) > 24:
                 busy.pop(0).close(Outcome.COMPLETED)
         assert asked["a"] < 2000 / 4 / 4
-
-
-def test_a_returning_worker_starts_slowly() -> None:
-    pool = Pool(policy="round_robin")
-    pool.now += 100
-    worker = pool.router.workers.get("a")
-    worker.eject(pool.now)
-    assert all(pool.assign(None).worker_id != "a" for _ in range(50))
-
-    def share() -> float:
-        return sum(pool.assign(None).worker_id == "a" for _ in range(2000)) / 2000
-
-    pool.now = worker.ejected_until
-    first = share()
-    pool.now += 5
-    half = share()
-    pool.now += 5
-    full = share()
-    assert first < 0.06 < half < full
-    assert full == pytest.approx(0.25, abs=0.01)
 
 
 def test_workers_that_are_all_new_start_at_once() -> None:

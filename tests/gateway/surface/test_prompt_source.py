@@ -146,7 +146,12 @@ def test_without_a_healthy_worker_nobody_is_asked(keyer: PromptKeyer) -> None:
     "body",
     [
         {"model": "m", "prompt": list(range(200))},
+        {"model": "m", "prompt": ["one text", "another"]},
+        {"model": "m", "prompt": "x", "add_special_tokens": False},
+        {"model": "m", "prompt": "x y z", "truncate_prompt_tokens": 2, "truncation_side": "right"},
         {"model": "m", "messages": [{"role": "user", "content": "x"}], "truncate_prompt_tokens": -1},
+        {"model": "m", "messages": [{"role": "user", "content": "x"}], "documents": [{"text": "x"}]},
+        {"model": "m", "messages": [{"role": "user", "content": "x"}], "add_generation_prompt": False},
         {"model": "m", "messages": [{"role": "user", "content": "x"}], "chat_template": "y"},
     ],
 )
@@ -166,6 +171,20 @@ def test_what_tells_nothing_of_the_tokenizer_is_not_compared(keyer: PromptKeyer,
             assert mismatches(gateway) == 0
             assert source(gateway) is Source.GATEWAY
         assert engine.asked == []
+
+    run(scenario())
+
+
+def test_what_no_engine_can_confirm_goes_by_load_while_the_own_count_is_not_trusted(keyer: PromptKeyer) -> None:
+    async def scenario() -> None:
+        engine = Engine(7, ENGINE_IDS)
+        async with worker(engine.script()) as served, gate(served.port, keyer=keyer, several=False) as gateway:
+            await chat(gateway, LEAST)
+            assert source(gateway) is Source.ENGINE
+            reply = await gateway.ask("POST", "/v1/chat/completions", {**BODY, "truncate_prompt_tokens": -1})
+            assert reply.status == 200
+            assert engine.asked == []
+            assert gateway.count("load_only_total", pool="p", reason="mismatch") == 1
 
     run(scenario())
 

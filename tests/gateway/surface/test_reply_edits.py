@@ -154,15 +154,16 @@ def test_what_cannot_be_edited_keeps_its_length(kind: bytes, headers: list[tuple
 @given(CUTS)
 def test_the_id_of_a_response_is_read_and_its_bytes_pass(cuts: list[int]) -> None:
     stream = b'event: response.created\ndata: {"response":{"id":"resp_a-1","previous_response_id":"resp_b"}}\n\n'
-    edits = ReplyEdits(read_id=True)
+    told: list[str] = []
+    edits = ReplyEdits(on_id=told.append)
     assert passed(edits, split(stream, cuts)) == stream
-    assert edits.response_id == "resp_a-1"
+    assert told == ["resp_a-1"]
 
 
 def test_an_id_far_behind_is_not_looked_for() -> None:
-    edits = ReplyEdits(read_id=True)
-    passed(edits, [b" " * 5000, b'"id":"resp_x"'])
-    assert edits.response_id is None
+    told: list[str] = []
+    passed(ReplyEdits(on_id=told.append), [b" " * 5000, b'"id":"resp_x"'])
+    assert told == []
 
 
 def test_the_least_recently_used_owner_goes_first() -> None:

@@ -241,6 +241,31 @@ def test_redis_holds_a_bounded_number_and_no_ids(redis_url: str, monkeypatch: py
     run(scenario())
 
 
+def test_writes_go_out_together_but_in_order_for_each_id(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with redis_client(redis_url) as client:
+            writer, *_ = shared(client)
+            reader, *_ = shared(client)
+            names = [f"resp_{number}" for number in range(30)]
+            for name in names:
+                writer.learn(name, Owner("p", "w0", "a", ""))
+                writer.forget(name)
+                writer.learn(name, Owner("p", "w1", "a", ""))
+            for name in names:
+                writer.learn(name, Owner("p", "w2", "a", ""))
+                if name != "resp_29":
+                    writer.forget(name)
+            async with running(writer.run()):
+
+                async def last() -> bool:
+                    return await reader.find("resp_29") == Owner("p", "w2", "a", "")
+
+                await eventually(last)
+                assert [name for name in names if await shared(client)[0].find(name)] == ["resp_29"]
+
+    run(scenario())
+
+
 def test_writes_that_wait_are_bounded_and_those_dropped_are_counted(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import orjson
 import pytest
 
+from gateway.discovery.targets import Target
 from gateway.surface.stored_responses import Owner, StoredResponses
-from tests.gateway.entrypoint.support import Link, replying, run, worker
+from tests.gateway.entrypoint.support import LAST_CHUNK, SSE_HEAD, Link, chunk, client, replying, request, run, worker
 from tests.gateway.support import gate
-from tests.gateway.surface.support import as_json, bearer, tenants
+from tests.gateway.surface.support import as_json, bearer, storing, tenants
 
 
 def test_another_tenants_response_cannot_be_taken_over() -> None:
@@ -92,5 +94,79 @@ def test_a_reply_whose_id_is_read_is_not_compressed(tmp_path: Path) -> None:
             assert created.status == 200
             assert engine.requests[0].all(b"accept-encoding") == [b"identity"]
             assert (await gateway.ask("GET", "/v1/responses/resp_1", None, bearer("b"))).status == 200
+
+    run(scenario())
+
+
+def test_a_response_is_cancelled_while_it_streams(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        cancelled = asyncio.Event()
+
+        async def script(link: Link) -> None:
+            while True:
+                if (await link.request()).start.startswith(b"POST /v1/responses HTTP"):
+                    await link.send(SSE_HEAD + chunk(b'data: {"response":{"id":"resp_1"}}\n\n'))
+                    await cancelled.wait()
+                    await link.send(chunk(b"data: cancelled\n\n") + LAST_CHUNK)
+                else:
+                    await link.send(as_json(b'{"id":"resp_1"}'))
+                    cancelled.set()
+
+        async with (
+            worker(script) as one,
+            worker(replying(as_json(b"{}", b"404 Not Found"))) as two,
+            gate(one.port, two.port, access=tenants(tmp_path), several=False) as gateway,
+            client(gateway.server.port) as connected,
+        ):
+            gateway.pool.router.workers.get("w1").checked(0, healthy=False, refused=True)
+            body = orjson.dumps({"model": "m", "stream": True, "background": True})
+            connected.send(request(path="/v1/responses", body=body, headers=bearer("a")))
+            assert (await connected.head()).status == 200
+            gateway.pool.router.workers.get("w1").checked(0, healthy=True)
+            foreign = await gateway.ask("POST", "/v1/responses/resp_1/cancel", None, bearer("b"))
+            assert (foreign.status, two.requests) == (404, [])
+            assert (await gateway.ask("POST", "/v1/responses/resp_1/cancel", None, bearer("a"))).status == 200
+            assert b"cancelled" in await asyncio.wait_for(connected.reader.readuntil(LAST_CHUNK), 10)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("method", "suffix"), [("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("POST", None)])
+def test_no_other_worker_answers_for_one_that_is_overloaded(method: str, suffix: str | None, tmp_path: Path) -> None:
+    """It would say that there is no such response, or show its own of that name."""
+
+    async def scenario() -> None:
+        async def script(link: Link) -> None:
+            await link.request()
+            await link.send(as_json(b'{"id":"resp_1"}'))
+            await link.request()
+            await link.send(as_json(b'{"error":{}}', b"503 Service Unavailable"))
+
+        async with (
+            worker(script) as one,
+            worker(replying(as_json(b'{"id":"resp_1"}'))) as two,
+            gate(one.port, two.port, access=tenants(tmp_path), several=False) as gateway,
+        ):
+            gateway.pool.router.workers.get("w1").checked(0, healthy=False, refused=True)
+            assert (await gateway.ask("POST", "/v1/responses", {"model": "m"}, bearer("a"))).status == 200
+            gateway.pool.router.workers.get("w1").checked(0, healthy=True)
+            path = "/v1/responses" if suffix is None else f"/v1/responses/resp_1{suffix}"
+            body = {"model": "m", "previous_response_id": "resp_1"} if suffix is None else None
+            assert (await gateway.ask(method, path, body, bearer("a"))).status == 503
+            assert two.requests == []
+            # Gone with its worker.
+            gateway.pool.targets([Target("w1", "127.0.0.1", two.port, "w1")])
+            answer = await gateway.ask(method, path, body, bearer("a"))
+            assert (answer.status, orjson.loads(answer.body)["error"]["code"]) == (404, "response_not_found")
+            assert two.requests == []
+
+    run(scenario())
+
+
+def test_a_field_of_responses_means_nothing_on_other_paths(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with worker(storing("a")) as engine, gate(engine.port, access=tenants(tmp_path)) as gateway:
+            body = {"model": "m", "messages": [], "previous_response_id": "resp_other"}
+            assert (await gateway.ask("POST", "/v1/chat/completions", body, bearer("a"))).status == 200
 
     run(scenario())

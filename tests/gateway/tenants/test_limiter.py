@@ -332,3 +332,23 @@ def test_a_flood_of_refused_requests_does_not_become_a_flood_of_calls(redis_url:
             assert gateway.metric("limit_calls_total", outcome="answered") - before <= allowed
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("block_seconds", [0.001, 0.005, 0.012])
+def test_a_busy_gateway_refuses_nobody_below_the_limits(block_seconds: float, redis_url: str) -> None:
+    """Newcomers take nothing that was leased for those who wait, whose time would run out behind them."""
+
+    async def scenario() -> None:
+        async with gateways(redis_url, 1, wait_seconds=0.02) as (one,):
+            for who in (tenant(slots=500, name="a"), tenant(requests=100_000, tokens=10_000_000, name="b")):
+                asked = []
+                for _ in range(40):
+                    asked.append(asyncio.create_task(one.ask(who, 16)))
+                    await asyncio.sleep(0)
+                    end = time.monotonic() + block_seconds
+                    while time.monotonic() < end:
+                        pass  # other requests keep the loop from its turn
+                answers = await asyncio.gather(*asked)
+                assert [answer for answer in answers if isinstance(answer, Refusal)] == []
+
+    asyncio.run(scenario())

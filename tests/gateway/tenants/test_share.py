@@ -152,3 +152,20 @@ def test_changed_limits_apply_at_once() -> None:
     assert world.ask(0, 100)
     world.shares[0].resize(Limits(), world.now)
     assert world.shares[0].admit(10**6, world.now)
+
+
+def test_what_redis_said_last_tells_whether_a_limit_is_exhausted() -> None:
+    world = World(Limits(requests_per_minute=100, tokens_per_minute=1000, concurrent_requests=3), 2)
+    share, other = world.shares
+    assert world.ask(0, 10)
+    assert not share.exhausted(900, world.now)  # nothing in hand, and there is more
+    assert share.exhausted(1000, world.now)
+    assert world.ask(1, 10)
+    assert world.ask(1, 10)
+    assert not other.exhausted(10, world.now)
+    assert not world.ask(0, 10)
+    assert share.exhausted(10, world.now)  # all slots are claimed
+    other.release()
+    world.advance(4)
+    assert world.ask(0, 10)
+    assert not world.ask(0, 10)

@@ -8,12 +8,16 @@ from datetime import datetime
 import pytest
 
 from warmroute.chat_template import ChatTemplate, ChatTemplateError
-from warmroute.chat_template.fast import Agreement
+from warmroute.chat_template.agreement import Agreement
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 ARGUMENTS = (
     "{% for m in messages %}{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments.items() %}"
     "{{ k }}={{ v | string }};{% endfor %}{% endfor %}{% endfor %}"
+)
+ENUMS = (
+    "{% for t in tools or [] %}{% for p in (t.function.parameters or {}).get('properties', {}).values() %}"
+    "{% if p is mapping and p.enum %}{{ p.enum | join(',') }};{% endif %}{% endfor %}{% endfor %}"
 )
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
 
@@ -26,7 +30,9 @@ CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name":
         (CHAT.replace("m.content", "m.content | tojson"), Agreement.ALL),
         (CHAT + "{{ strftime_now('%d %b %Y') }}", Agreement.ALL),
         ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", Agreement.ALL),
-        (ARGUMENTS, Agreement.PLAIN),
+        (ARGUMENTS, Agreement.TOOLS),
+        (CHAT + ENUMS, Agreement.CALLS),
+        (ARGUMENTS + ENUMS, Agreement.PLAIN),
         ("{{ messages[0].pop('role') }}", None),
         ("{{ 1e22 }}", None),
         (CHAT + "{{ [1, 2] | sum }}{{ lipsum(1) }}", None),
@@ -43,8 +49,27 @@ def call(value: object) -> dict:
 @pytest.mark.parametrize("value", ["text", 7, True, 1.0, 1e22, None, 2**70, [1.5], {"a": None}, {"a": "x"}])
 def test_values_print_as_jinja_prints_them(value: object) -> None:
     template = ChatTemplate(ARGUMENTS)
-    assert template.serving(None).agreement is Agreement.PLAIN
+    assert template.serving(None).agreement is Agreement.TOOLS
     assert template.render([call(value)]) == f"k={value};"
+
+
+@pytest.mark.parametrize(
+    "value", [1e22, 1e-7, -1e16, 0.1, -0.0, None, True, 7, 2**70, float("nan"), float("inf"), [1e300]]
+)
+def test_numbers_of_tools_and_variables_print_as_jinja_prints_them(value: object) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"p": {"enum": ["a", value]}}}}}
+    template = ChatTemplate(ENUMS + "{{ given }}")
+    assert template.serving(None).agreement is Agreement.CALLS
+    expected = f"a,{value};{value}"
+    assert template.render([{"role": "user", "content": ""}], tools=[tool], variables={"given": value}) == expected
+
+
+def test_names_are_sorted_as_python_sorts_them() -> None:
+    template = ChatTemplate(ARGUMENTS.replace(".arguments.items()", ".arguments | dictsort"))
+    assert template.serving(None).agreement is Agreement.TOOLS
+    arguments = {"\u017f": 1, "{": 2, "İ": 3, "B": 4, "a": 5, "_": 6}
+    chat = [{**CALL, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+    assert template.render(chat) == "_=6;a=5;B=4;İ=3;{=2;\u017f=1;"
 
 
 def test_refusals_have_the_templates_own_words() -> None:
