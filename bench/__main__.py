@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("index", "prompts", "relay", "engine")
+NAMES = ("index", "prompts", "relay", "engine", "decision", "routing_live")
 
 
 def main(argv: list[str]) -> int:
