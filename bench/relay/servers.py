@@ -81,12 +81,8 @@ class Server:
         return self._process.poll() is None
 
     def cpu_seconds(self) -> float:
-        """CPU time of the process and its descendants, all threads, user and system, to the nanosecond."""
-        nanoseconds = 0
-        for pid in _family(self._process.pid):
-            for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-                nanoseconds += int(thread.read_text("ascii").split()[0])
-        return nanoseconds / 1e9
+        """See `family_cpu_seconds`."""
+        return family_cpu_seconds(self._process.pid)
 
     def __enter__(self) -> Server:
         return self
@@ -100,6 +96,15 @@ class Server:
                 self._process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 continue
+
+
+def family_cpu_seconds(pid: int) -> float:
+    """CPU time of a process and its descendants, all threads, user and system, to the nanosecond; Linux."""
+    nanoseconds = 0
+    for member in _family(pid):
+        for thread in Path(f"/proc/{member}/task").glob("*/schedstat"):
+            nanoseconds += int(thread.read_text("ascii").split()[0])
+    return nanoseconds / 1e9
 
 
 def _family(pid: int) -> list[int]:
