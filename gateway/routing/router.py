@@ -73,7 +73,6 @@ class PoolRouter:
         self.index = index
         self.metrics = metrics
         self.clock = clock
-        self._reports = reports
         self._policy = POLICIES[config.policy]
         self._random = random or Random()
         self._sequence = 0
@@ -139,7 +138,7 @@ class PoolRouter:
         """Take discovery's complete set; returns the workers that left."""
         gone = self.workers.set_targets(targets)
         for worker in gone:
-            self.sight.forget(worker.target.uid)
+            self.sight.forget(worker.uid)
         self._derive()
         return gone
 
@@ -225,7 +224,7 @@ class PoolRouter:
         best = [worker for worker in workers if worker.healthy and worker.ejected_until <= now]
         if not best:
             best = [worker for worker in workers if worker.healthy] or workers
-        candidates = [worker for worker in best if worker.target.uid not in exclude] if exclude else best
+        candidates = [worker for worker in best if worker.uid not in exclude] if exclude else best
         warm = [worker for worker in candidates if worker.warm_at <= now]
         if not warm or len(warm) == len(candidates):
             return candidates
@@ -245,7 +244,7 @@ class PoolRouter:
 
     def book(self, choice: Choice, prompt: Prompt | None) -> tuple[Booking, Prediction | None]:
         """Book the pick, and expect the prompt's blocks on it, unless all of them are known there already."""
-        uid = choice.worker.target.uid
+        uid = choice.worker.uid
         booking = self.reservations.book(uid, round(choice.terms.work_tokens) if prompt else 0, self.clock())
         if prompt is None or len(prompt.keys) <= choice.confirmed_blocks:
             return booking, None
@@ -259,7 +258,7 @@ class PoolRouter:
         """A reply's first byte came: the worker holds the prompt, as far as it says nothing itself."""
         if prompt.keys and is_approximate(worker):
             capacity = worker.facts.capacity.get("device", 0) if worker.facts else 0
-            self.approximate.computed(worker.target.uid, prompt.keys, capacity or DEFAULT_CAPACITY_KEYS)
+            self.approximate.computed(worker.uid, prompt.keys, capacity or DEFAULT_CAPACITY_KEYS)
 
     def publish_gauges(self) -> None:
         """Set the gauges that show this pool's state."""
@@ -271,16 +270,14 @@ class PoolRouter:
             self.metrics.workers.labels(pool, state.value).set(states[state])
         self.metrics.unjoined_workers.labels(pool).set(self.workers.unjoined)
         self.metrics.approximate_workers.labels(pool).set(self.approximate_workers)
-        rated = sum(self.rates.rate(worker.target.uid) is not None for worker in self.workers.all)
+        rated = sum(self.rates.rate(worker.uid) is not None for worker in self.workers.all)
         self.metrics.rated_workers.labels(pool).set(rated)
         late = self.index.late
         self.metrics.late_workers.labels(pool).set(sum(worker.index_id in late for worker in self.workers.all))
-        told = [worker.index_id for worker in self.workers.all if worker.index_id is not None]
-        unreported = sum(self._reports.get(pool, index_id, now) is None for index_id in told)
-        self.metrics.unreported_workers.labels(pool).set(unreported)
+        self.metrics.unreported_workers.labels(pool).set(self.sight.unreported(self.workers.all, now))
         self.metrics.predicted_keys.labels(pool).set(self.predictions.keys)
         for worker in self.workers.all:
-            booked = self.reservations.of(worker.target.uid)
+            booked = self.reservations.of(worker.uid)
             self.metrics.in_flight_requests.labels(pool, worker.name).set(booked.requests)
             self.metrics.pending_tokens.labels(pool, worker.name).set(booked.pending_tokens)
 
