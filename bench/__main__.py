@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("index", "prompts", "relay", "engine", "replay")
+NAMES = ("index", "prompts", "relay", "engine", "replay", "decision")
 
 
 def main(argv: list[str]) -> int:
