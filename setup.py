@@ -14,11 +14,12 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 HOT = {
-    "gateway": "app usage",
+    "gateway": "app load_report usage",
     "gateway/entrypoint": "connection exchange flow_control forwarding framing http relay reply request_parser sse "
     "upstream upstream_connection watch",
-    "gateway/routing": "assignment facts least_requests predictions reservations retry_budget round_robin "
-    "routed_request router warm workers",
+    "gateway/routing": "affinity approximate assignment candidates facts flight flight_view least_requests lmetric "
+    "memory predictions reservations retry_budget round_robin routed_request router sight sparse warm warm_seconds "
+    "workers",
     "gateway/surface": "access decisions engines forwarder json_members paths pools request_edits",
     "gateway/tenants": "headers lease limiter salts share tenant tenants",
     "indexer": "mirror",
@@ -29,6 +30,9 @@ HOT = {
 - a module's `Final` tuple of floats cannot be read (`gateway.loads`);
 - an `await` within `except` or `finally` leaves the exception that is handled with whoever runs next on the thread
   (the tests' fixture `nothing_is_handled` finds it).
+
+It runs the `__init__` that `dataclass` makes as Python: what is made for every worker has one of its own
+(`gateway.routing.facts`).
 """
 PATHS = [f"{folder}/{name}.py" for folder, names in HOT.items() for name in names.split()]
 DIGESTS = Path("gateway/compiled.json")

@@ -7,11 +7,11 @@ import logging
 import random
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import grpc
 
+from gateway.load_report import FRESH_SECONDS, Report
 from warmroute.addresses import resolve
 from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity
@@ -28,24 +28,10 @@ RESOLVE_SECONDS: Final = 3.0
 # The indexer sends something every second; a stream silent for longer is half open.
 SILENCE_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = (0.2, 5.0)
-# Reports come every 100 ms, batched every 50; one older than this says nothing about now.
-FRESH_SECONDS: Final = 2.0
 REFUSALS: Final = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT})
 
-WorkerKey = tuple[str, str]
-"""(pool, worker_id)"""
 
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """One worker's load, when it was measured, in seconds of `time.monotonic`, and which replica told."""
-
-    waiting_tokens: int
-    running_requests: int
-    waiting_requests: int
-    kv_cache_usage: float
-    measured_at: float
-    source: str = ""
+NO_REPORTS: Final[dict[str, Report]] = {}
 
 
 class LoadReports:
@@ -65,14 +51,18 @@ class LoadReports:
         self._security = security or ClientSecurity(GrpcConfig())
         self._pools = tuple(pools)
         self._metrics = metrics
-        self._reports: dict[WorkerKey, Report] = {}
+        self._reports: dict[str, dict[str, Report]] = {pool: {} for pool in self._pools}
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._names: dict[str, str] = {}
 
     def get(self, pool: str, worker_id: str, now: float) -> Report | None:
         """The worker's report; None when there is none that is fresh."""
-        report = self._reports.get((pool, worker_id))
+        report = self.of(pool).get(worker_id)
         return report if report is not None and now - report.measured_at <= FRESH_SECONDS else None
+
+    def of(self, pool: str) -> dict[str, Report]:
+        """The newest report of each of a pool's workers, by worker_id; those older than `FRESH_SECONDS` too."""
+        return self._reports.get(pool, NO_REPORTS)
 
     async def run(self) -> None:
         """Keep one stream to every address that the indexers' names resolve to."""
@@ -141,7 +131,10 @@ class LoadReports:
         now = time.monotonic()
         for item in response.loads:
             load = item.load
-            self._reports[item.pool, item.worker_id] = Report(
+            of_pool = self._reports.get(item.pool)
+            if of_pool is None:
+                continue
+            of_pool[item.worker_id] = Report(
                 waiting_tokens=load.waiting_tokens,
                 running_requests=load.running_requests,
                 waiting_requests=load.waiting_requests,
@@ -151,11 +144,12 @@ class LoadReports:
             )
         for worker in response.gone:
             # A worker that moved is gone from one replica after another reports it.
-            known = self._reports.get((worker.pool, worker.worker_id))
+            known = self.of(worker.pool).get(worker.worker_id)
             if known is not None and known.source == source:
-                del self._reports[worker.pool, worker.worker_id]
+                del self._reports[worker.pool][worker.worker_id]
 
     def _forget_old(self) -> None:
         now = time.monotonic()
-        for worker in [key for key, report in self._reports.items() if now - report.measured_at > FRESH_SECONDS]:
-            del self._reports[worker]
+        for reports in self._reports.values():
+            for worker in [key for key, report in reports.items() if now - report.measured_at > FRESH_SECONDS]:
+                del reports[worker]

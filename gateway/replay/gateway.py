@@ -9,7 +9,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from gateway.discovery.targets import Target
-from gateway.loads import FRESH_SECONDS, Report
+from gateway.load_report import Report
 from gateway.prompts.keyer import Prompt
 from gateway.replay.events import Events
 from gateway.replay.machine import Machine
@@ -63,9 +63,8 @@ class SimulatedReports:
     def __init__(self) -> None:
         self._reports: dict[str, Report] = {}
 
-    def get(self, pool: str, worker_id: str, now: float) -> Report | None:
-        report = self._reports.get(worker_id)
-        return report if report is not None and now - report.measured_at <= FRESH_SECONDS else None
+    def of(self, pool: str) -> dict[str, Report]:
+        return self._reports
 
     def update(self, reports: Mapping[str, Report]) -> None:
         self._reports.update(reports)

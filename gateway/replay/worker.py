@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from gateway.loads import Report
+from gateway.load_report import Report
 from gateway.replay.block_cache import BlockCache
 from gateway.replay.events import Events
 from gateway.replay.machine import Machine

@@ -10,7 +10,7 @@ Hello. No I/O and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Final
 
@@ -69,7 +69,7 @@ class ApproximateIndex:
         mirror.add(slot, "device", new)
         mirror.sweep()  # what forgotten workers left, a little with every prompt
 
-    def match(self, keys: Sequence[int]) -> Mapping[str, Match]:
+    def match(self, keys: Sequence[int]) -> dict[str, Match]:
         """For every worker taken to hold at least the first block: how many leading blocks."""
         return self._mirror.match(keys) if self._held else {}
 

@@ -45,10 +45,10 @@ def candidates(
     """
     workers = table.all
     if wish.only is not None or wish.within is not None:
-        named = [worker for worker in workers if _is_named(worker.target.uid, wish)]
+        named = [worker for worker in workers if _is_named(worker.uid, wish)]
         workers = _kept(workers, named, "pinned to another", filtered)
         if wish.only is not None:
-            return _kept(workers, [each for each in workers if each.target.uid not in exclude], "excluded", filtered)
+            return _kept(workers, [each for each in workers if each.uid not in exclude], "excluded", filtered)
     elif wish.adapter:
         workers = _kept(workers, _serving(workers, wish.adapter, exclude), "adapter not loaded", filtered)
     if table.ranked:
@@ -57,10 +57,10 @@ def candidates(
     if not best:
         best = [worker for worker in workers if worker.healthy] or workers
     if filtered is not None:
-        filtered |= {worker.target.uid: worker.state(now).value for worker in workers if worker not in best}
+        filtered |= {worker.uid: worker.state(now).value for worker in workers if worker not in best}
     untried = best
     if exclude:
-        untried = _kept(best, [each for each in best if each.target.uid not in exclude], "excluded", filtered)
+        untried = _kept(best, [each for each in best if each.uid not in exclude], "excluded", filtered)
     warm = [worker for worker in untried if worker.warm_at <= now]
     if not warm or len(warm) == len(untried):
         return untried
@@ -78,7 +78,7 @@ def _serving(workers: list[Worker], adapter: str, exclude: AbstractSet[str]) -> 
     loaded = [worker for worker in workers if worker.facts is not None and adapter in worker.facts.adapters]
     silent = [worker for worker in workers if worker.facts is None]
     for some in (loaded, silent):
-        if any(worker.healthy and worker.target.uid not in exclude for worker in some):
+        if any(worker.healthy and worker.uid not in exclude for worker in some):
             return some
     return loaded or silent or workers
 
@@ -97,5 +97,5 @@ def _reachable_ranks(
 def _kept(before: list[Worker], after: list[Worker], reason: str, filtered: dict[str, str] | None) -> list[Worker]:
     """`after`; the reason is noted for who is in `before` alone, where somebody asks."""
     if filtered is not None:
-        filtered |= {worker.target.uid: reason for worker in before if worker not in after}
+        filtered |= {worker.uid: reason for worker in before if worker not in after}
     return after

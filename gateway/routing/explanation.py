@@ -109,11 +109,11 @@ def explain_routing(router: PoolRouter, prompt: Prompt | None, wish: Wish = NO_W
     seen = router.consider(prompt, frozenset(), wish, router.sequence + 1, Random(), filtered)
     view = _View(router, prompt)
     workers = [] if seen is None else _candidates(view, seen)
-    known = set() if seen is None else {worker.target.uid for worker in seen.candidates}
-    others = [worker for worker in router.workers.all if worker.target.uid not in known]
+    known = set() if seen is None else {worker.uid for worker in seen.candidates}
+    others = [worker for worker in router.workers.all if worker.uid not in known]
     facts, matches = router.sight.facts(others, prompt, view.space, router.clock())
     removed = [
-        view.worker(worker, fact, match, removed_by=filtered.get(worker.target.uid, NO_CANDIDATE))
+        view.worker(worker, fact, match, removed_by=filtered.get(worker.uid, NO_CANDIDATE))
         for worker, fact, match in zip(others, facts, matches, strict=True)
     ]
     removed.sort(key=lambda each: each.worker)
@@ -189,12 +189,12 @@ class _View:
             device_tokens=0 if routed else match.device_blocks * size,
             host_tokens=0 if routed else match.host_blocks * size,
             approximate_tokens=match.blocks * size if routed else 0,
-            predicted_tokens=self._predicted.get(worker.target.uid, 0) * size,
+            predicted_tokens=self._predicted.get(worker.uid, 0) * size,
         )
 
     def _seconds(self, worker: Worker, terms: Terms) -> float | None:
         tokens = 0 if self._prompt is None else self._prompt.tokens
-        seconds = first_byte_seconds(self._router.rates.rate(worker.target.uid), terms, tokens)
+        seconds = first_byte_seconds(self._router.rates.rate(worker.uid), terms, tokens)
         return None if seconds is None else _round(seconds)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from statistics import median
 from typing import Final
 
@@ -22,7 +23,11 @@ def memory_overruns(tokens: int, candidates: Sequence[CandidateFacts]) -> list[f
     used = [candidate.kv_use for candidate in candidates if candidate.kv_use is not None]
     if not used or tokens == 0:
         return [0.0] * len(candidates)
-    unknown, need = median(used), tokens + REPLY_TOKENS
+    need = tokens + REPLY_TOKENS
+    smallest = min([candidate.kv_capacity_tokens or inf for candidate in candidates])
+    if max(used) + need / smallest <= FULL:
+        return [0.0] * len(candidates)
+    unknown = median(used)
     overruns = []
     for candidate in candidates:
         use = unknown if candidate.kv_use is None else candidate.kv_use

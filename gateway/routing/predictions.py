@@ -7,7 +7,7 @@ together. They stand beside the confirmed index and are never mixed into it. The
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Final
 
@@ -46,7 +46,7 @@ class Predictions:
         return self._keys
 
     def predict(self, worker: str, keys: Sequence[int]) -> Prediction:
-        """Expect these keys on the worker until `first_byte` plus two seconds, or `withdraw`."""
+        """Expect a prompt's keys, all of them, on the worker until `first_byte` plus two seconds, or `withdraw`."""
         prediction = Prediction(worker, keys)
         number = next(self._count)
         self._order[number] = prediction
@@ -93,16 +93,24 @@ class Predictions:
                 self.withdraw(prediction)
 
     def match(self, keys: Sequence[int]) -> dict[str, int]:
-        """For every worker that is expected to hold at least the first block: how many leading blocks."""
+        """For every worker that is expected to hold at least the first block: how many leading blocks.
+
+        A key names all blocks before it too, and predictions are of whole prompts: who is expected to hold a block is
+        expected to hold all before it. So from block to block holders only leave.
+        """
         depths: dict[str, int] = {}
-        alive: set[str] | None = None
-        for depth, key in enumerate(keys, start=1):
+        former: Mapping[str, int] = {}
+        depth = 0
+        for key in keys:
             holders = self._holders.get(key)
-            if not holders:
+            if holders is None:
                 break
-            alive = set(holders) if alive is None else alive & holders.keys()
-            if not alive:
-                break
-            for worker in alive:
-                depths[worker] = depth
+            if len(holders) != len(former):
+                for worker in former:
+                    if worker not in holders:
+                        depths[worker] = depth
+                former = holders
+            depth += 1
+        for worker in former:
+            depths[worker] = depth
         return depths

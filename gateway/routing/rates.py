@@ -62,8 +62,6 @@ class _Worker:
     context: float | None = None
     own: PrefillRate | None = None
     """As estimated."""
-    rate: PrefillRate | None = None
-    """As used: the pool's speed where it is about that."""
 
 
 class PrefillRates:
@@ -72,12 +70,13 @@ class PrefillRates:
     def __init__(self) -> None:
         self.context = 0.0
         """k, the pool's."""
+        self.learned: dict[str, PrefillRate] = {}
+        """The workers that have a rate."""
         self._workers: dict[str, _Worker] = {}
 
     def rate(self, worker: str) -> PrefillRate | None:
         """The worker's rate; None while it is not learned."""
-        known = self._workers.get(worker)
-        return known.rate if known is not None else None
+        return self.learned.get(worker)
 
     def observe(self, worker: str, seconds: float, *, pending: float, uncached: float, cached: float) -> None:
         """A streamed reply's first byte came `seconds` after the pick. The rest as the decision had it: tokens of work
@@ -96,6 +95,7 @@ class PrefillRates:
     def forget(self, worker: str) -> None:
         """The worker left."""
         self._workers.pop(worker, None)
+        self.learned.pop(worker, None)
 
     def _estimate(self, changed: _Worker) -> None:
         changed.context = _context(changed.samples, changed.own.fixed if changed.own is not None else 0.0)
@@ -107,12 +107,12 @@ class PrefillRates:
             return
         usual = median(rate.per_token for rate in rates)
         usual_fixed = median(rate.fixed for rate in rates)
-        for known in self._workers.values():
+        # As used: the pool's speed where a worker's is about that.
+        shared = PrefillRate(usual, usual_fixed, self.context)
+        for name, known in self._workers.items():
             own = known.own
-            if own is None:
-                continue
-            alike = abs(own.per_token - usual) <= SAME_SPEED * usual
-            known.rate = PrefillRate(usual, usual_fixed, self.context) if alike else own
+            if own is not None:
+                self.learned[name] = shared if abs(own.per_token - usual) <= SAME_SPEED * usual else own
 
 
 def first_byte_seconds(rate: PrefillRate | None, terms: Terms, prompt_tokens: int) -> float | None:

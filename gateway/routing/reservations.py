@@ -38,6 +38,16 @@ class Reservations:
         self._changed: set[str] = set()
         self._on_change: Callable[[], None] | None = None
 
+    @property
+    def own(self) -> dict[str, Booked]:
+        """This gateway's bookings, of the workers that have any."""
+        return self._own
+
+    @property
+    def all(self) -> dict[str, Booked]:
+        """This gateway's bookings and the others', of the workers that have any."""
+        return self._everywhere
+
     def of(self, worker: str) -> Booked:
         """This gateway's bookings."""
         return self._own.get(worker, NOTHING)

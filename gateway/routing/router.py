@@ -89,7 +89,6 @@ class PoolRouter:
         self.index = index
         self.metrics = metrics
         self.clock = clock
-        self._reports = reports
         self._policy = POLICIES[config.policy]
         self._heeds_sessions = config.policy == "warm"
         self._random = random or Random()
@@ -163,7 +162,7 @@ class PoolRouter:
 
     def _left(self, worker: Worker) -> None:
         """Forget what is known of a worker, and its series; its open bookings go when their requests end."""
-        self.sight.forget(worker.target.uid)
+        self.sight.forget(worker.uid)
         if all(other.name != worker.name for other in self.workers.all):
             for outcome in Outcome:
                 with suppress(KeyError):
@@ -251,7 +250,7 @@ class PoolRouter:
 
     def stayed(self, session: int, choice: Choice) -> None:
         """A session's request goes where the choice says."""
-        outcome = self.sessions.used(session, choice.worker.target.uid, self.clock())
+        outcome = self.sessions.used(session, choice.worker.uid, self.clock())
         self.metrics.session_requests.labels(self.config.name, outcome).inc()
 
     @property
@@ -279,7 +278,7 @@ class PoolRouter:
 
     def book(self, choice: Choice, prompt: Prompt | None) -> tuple[Booking, Prediction | None]:
         """Book the pick, and expect the prompt's blocks on it, unless all of them are known there already."""
-        uid = choice.worker.target.uid
+        uid = choice.worker.uid
         booking = self.reservations.book(uid, round(choice.terms.work_tokens) if prompt else 0, self.clock())
         if prompt is None or len(prompt.keys) <= choice.confirmed_blocks:
             return booking, None
@@ -293,7 +292,7 @@ class PoolRouter:
         """A reply's first byte came: the worker holds the prompt, as far as it says nothing itself."""
         if prompt.keys and is_approximate(worker):
             capacity = worker.facts.capacity.get("device", 0) if worker.facts else 0
-            self.approximate.computed(worker.target.uid, prompt.keys, capacity or DEFAULT_CAPACITY_KEYS)
+            self.approximate.computed(worker.uid, prompt.keys, capacity or DEFAULT_CAPACITY_KEYS)
 
     def publish_gauges(self) -> None:
         """Set the gauges that show this pool's state."""
@@ -305,23 +304,21 @@ class PoolRouter:
             self.metrics.workers.labels(pool, state.value).set(states[state])
         self.metrics.unjoined_workers.labels(pool).set(self.workers.unjoined)
         self.metrics.approximate_workers.labels(pool).set(self.approximate_workers)
-        rated = sum(self.rates.rate(worker.target.uid) is not None for worker in self.workers.all)
+        rated = sum(self.rates.rate(worker.uid) is not None for worker in self.workers.all)
         self.metrics.rated_workers.labels(pool).set(rated)
         late = self.index.late
         self.metrics.late_workers.labels(pool).set(sum(worker.index_id in late for worker in self.workers.all))
-        told = [worker.index_id for worker in self.workers.all if worker.index_id is not None]
-        unreported = sum(self._reports.get(pool, index_id, now) is None for index_id in told)
-        self.metrics.unreported_workers.labels(pool).set(unreported)
+        self.metrics.unreported_workers.labels(pool).set(self.sight.unreported(self.workers.all, now))
         self.metrics.predicted_keys.labels(pool).set(self.predictions.keys)
         for worker in self.workers.all:
-            booked = self.reservations.of(worker.target.uid)
+            booked = self.reservations.of(worker.uid)
             self.metrics.in_flight_requests.labels(pool, worker.name).set(booked.requests)
             self.metrics.pending_tokens.labels(pool, worker.name).set(booked.pending_tokens)
 
 
 def _heed(decision: Decision, workers: list[Worker], prompt: Prompt | None, home: str | None) -> None:
     """Let a session's home win where it is good enough."""
-    position = next((place for place, worker in enumerate(workers) if worker.target.uid == home), None)
+    position = next((place for place, worker in enumerate(workers) if worker.uid == home), None)
     if position is not None:
         keyed, sized = prompt is not None and bool(prompt.keys), prompt is not None and prompt.tokens > 0
         decision.winner = preferred(decision, position, keyed=keyed, sized=sized)

@@ -6,23 +6,24 @@ load the gateways' bookings and its own report. A worker that the index is late 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from gateway.loads import Report
+from gateway.load_report import FRESH_SECONDS, Report
 from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.routing.approximate import ApproximateIndex
 from gateway.routing.facts import CandidateFacts, PrefillRate
 from gateway.routing.flight import Flight
 from gateway.routing.predictions import Predictions
 from gateway.routing.rates import PrefillRates
-from gateway.routing.reservations import Reservations
+from gateway.routing.reservations import NOTHING, Reservations
 from gateway.routing.workers import Worker
 from indexer.mirror import Match, Mirror
 
 NO_MATCH: Final = Match(0)
-NO_MATCHES: Final[Mapping[str, Match]] = {}
-NO_DEPTHS: Final[Mapping[str, int]] = {}
+NO_MATCHES: Final[dict[str, Match]] = {}
+NO_DEPTHS: Final[dict[str, int]] = {}
+NO_RATES: Final[dict[str, PrefillRate]] = {}
 NO_KEYS: Final[Sequence[int]] = ()
 
 
@@ -39,7 +40,7 @@ class IndexView(Protocol):
 class Reports(Protocol):
     """What routing reads of the workers' loads: `gateway.loads.LoadReports`, or a replay's own."""
 
-    def get(self, pool: str, worker_id: str, now: float) -> Report | None: ...
+    def of(self, pool: str) -> dict[str, Report]: ...
 
 
 class Sight:
@@ -56,12 +57,18 @@ class Sight:
         self.approximate = ApproximateIndex()
         self.rates = PrefillRates()
         self._pool = pool
-        self._rate_of: Callable[[str], PrefillRate | None] = self.rates.rate if rated else _no_rate
+        self._rates: dict[str, PrefillRate] = self.rates.learned if rated else NO_RATES
 
     def forget(self, worker: str) -> None:
         """The worker with this uid left."""
         self.rates.forget(worker)
         self.approximate.forget(worker)
+
+    def unreported(self, workers: Iterable[Worker], now: float) -> int:
+        """Workers that the index knows and that have not reported their load lately."""
+        reports, oldest = self.reports.of(self._pool), now - FRESH_SECONDS
+        known = [worker.index_id for worker in workers if worker.index_id is not None]
+        return sum(name not in reports or reports[name].measured_at < oldest for name in known)
 
     def facts(
         self, candidates: Sequence[Worker], prompt: Prompt | None, space: KeySpace | None, now: float
@@ -73,29 +80,36 @@ class Sight:
         approximate = self.approximate.match(keys) if keys else NO_MATCHES
         predicted = self.predicted(keys) if keys else NO_DEPTHS
         shared = self.flight.shared(now)
-        pool, late = self._pool, self.index.late
-        report_of, rate_of = self.reports.get, self._rate_of
-        booked_on = self.reservations.everywhere if shared else self.reservations.of
+        late, reports, rates = self.index.late, self.reports.of(self._pool), self._rates
+        bookings = self.reservations.all if shared else self.reservations.own
+        oldest = now - FRESH_SECONDS
+        tokens, size = (prompt.tokens, space.index_block_tokens) if keys and prompt and space else (0, 0)
         facts: list[CandidateFacts] = []
         matches: list[Match] = []
         for worker in candidates:
-            uid, index_id = worker.target.uid, worker.index_id
+            uid, index_id = worker.uid, worker.index_id
             waiting: int | None = None
             kv_use: float | None = None
             match = NO_MATCH
-            booked = booked_on(uid)
+            booked = bookings.get(uid, NOTHING)
             if index_id is not None and index_id not in late:
                 match = confirmed.get(index_id, NO_MATCH)
-                report = report_of(pool, index_id, now)
-                if report is not None:
+                report = reports.get(index_id)
+                if report is not None and report.measured_at >= oldest:
                     waiting, kv_use = report.waiting_tokens, report.kv_cache_usage
                     if not shared:
                         booked = self.flight.without_others(uid, report)
             if approximate and is_approximate(worker):
                 match = approximate.get(uid, NO_MATCH)
             matched = host = 0
-            if keys and prompt is not None and space is not None:
-                matched, host = _matched_tokens(worker, prompt, space, match, predicted.get(uid, 0))
+            blocks, host_blocks = match
+            if predicted and blocks < (expected := predicted.get(uid, 0)):
+                blocks = expected
+            if blocks:
+                # An engine computes at least the prompt's last token: a hit ends at the last engine block before it.
+                engine_block = 1 if worker.facts is None else worker.facts.engine_block_tokens
+                matched = min(blocks * size, (tokens - 1) // engine_block * engine_block)
+                host = min(host_blocks * size, matched) if host_blocks else 0
             matches.append(match)
             # By position: names cost a third more, a worker.
             facts.append(
@@ -108,12 +122,12 @@ class Sight:
                     booked.requests,
                     kv_use,
                     worker.capacity_tokens,
-                    rate_of(uid),
+                    rates.get(uid),
                 )
             )
         return facts, matches
 
-    def predicted(self, keys: Sequence[int]) -> Mapping[str, int]:
+    def predicted(self, keys: Sequence[int]) -> dict[str, int]:
         """Leading blocks that this gateway or another expects on workers."""
         depths = self.predictions.match(keys)
         for uid, depth in self.flight.predicted.match(keys).items():
@@ -126,20 +140,3 @@ def is_approximate(worker: Worker) -> bool:
     """Whether what it holds is known from what was routed to it alone. One whose agent fell silent is late, not this:
     it holds what it held."""
     return worker.facts is None or not worker.facts.publishes_events
-
-
-def _matched_tokens(worker: Worker, prompt: Prompt, space: KeySpace, match: Match, predicted: int) -> tuple[int, int]:
-    """Cached tokens to expect, and how many of them are on the host.
-
-    An engine computes at least the prompt's last token, so a hit ends at the last engine block before it.
-    """
-    size = space.index_block_tokens
-    engine_block = worker.facts.engine_block_tokens if worker.facts else 1
-    cap = max(0, prompt.tokens - 1) // engine_block * engine_block
-    matched = min(max(match.blocks, predicted) * size, cap)
-    return matched, min(match.host_blocks * size, matched)
-
-
-def _no_rate(_: str) -> PrefillRate | None:
-    """Of a pool whose cost is kept in tokens."""
-    return None

@@ -55,9 +55,9 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
     for candidate, rate, over in zip(candidates, rates, overruns, strict=True):
         reported, matched, in_flight = candidate.reported_waiting_tokens, candidate.matched_tokens, candidate.in_flight
         per_token = rate.per_token
-        pending: float = unknown if reported is None else reported
+        pending = unknown if reported is None else float(reported)
         if pending < candidate.reserved_tokens:
-            pending = candidate.reserved_tokens
+            pending = float(candidate.reserved_tokens)
         uncached = tokens - (matched - price * candidate.host_tokens)
         if uncached < 0:
             uncached = 0.0

@@ -62,6 +62,8 @@ class Worker:
     ejected_until: float = 0.0
     index_id: str | None = None
     facts: WorkerFacts | None = None
+    uid: str = field(init=False)
+    """The target's."""
     name: str = field(init=False)
     """For people: headers, logs, metrics. Discovery's word, which a restart of the worker does not change."""
     capacity_tokens: int = 0
@@ -77,6 +79,7 @@ class Worker:
     def found(self, target: Target) -> None:
         """Take what discovery says of it now."""
         self.target = target
+        self.uid = target.uid
         self.name = target.name or target.worker_id or target.address
         self.header = (b"x-warmroute-worker", self.name.encode("latin-1", "replace"))
         self.rank_headers = () if target.rank is None else ((RANK_HEADER, b"%d" % target.rank),)
@@ -203,7 +206,7 @@ class WorkerTable:
 
     def ended(self, worker: Worker, outcome: Outcome, now: float) -> None:
         """Note how a request to this worker ended, and eject it where that calls for it and enough others are left."""
-        if not worker.failing(outcome) or self._workers.get(worker.target.uid) is not worker:
+        if not worker.failing(outcome) or self._workers.get(worker.uid) is not worker:
             return
         states = [other.state(now) for other in self._workers.values() if other is not worker]
         ejected = sum(state is State.EJECTED for state in states)

@@ -57,7 +57,7 @@ def pinned(request: Request, router: PoolRouter) -> frozenset[str] | Refusal | N
     if not any(worker.healthy for worker in workers):
         message = f"{', '.join(wanted)} asks for a worker that is not ready: try again later, or leave the header out"
         return Refusal(503, message, "worker_not_ready", headers=((b"retry-after", b"1"),))
-    return frozenset([worker.target.uid for worker in workers])
+    return frozenset([worker.uid for worker in workers])
 
 
 def _unknown(header: str, kind: str, known: list[str]) -> Refusal:

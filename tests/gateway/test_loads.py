@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry
 
-from gateway.loads import FRESH_SECONDS, LoadReports
+from gateway.load_report import FRESH_SECONDS
+from gateway.loads import LoadReports
 from tests.indexer.support import POOL, engine, indexer, running
 from tests.support import eventually
 from warmroute.metrics import GatewayMetrics

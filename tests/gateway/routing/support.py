@@ -9,7 +9,8 @@ from random import Random
 from prometheus_client import CollectorRegistry
 
 from gateway.discovery.targets import Target
-from gateway.loads import LoadReports, Report
+from gateway.load_report import Report
+from gateway.loads import LoadReports
 from gateway.prompts.keyer import Prompt
 from gateway.routing.assignment import Outcome
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
@@ -66,7 +67,7 @@ class Pool:
         mirror.set_worker(name, self.slots, WorkerFacts(**fields))
 
     def report(self, name: str, waiting_tokens: int, age: float = 0.0, kv_use: float = 0.0) -> None:
-        self.reports._reports["p", name] = Report(waiting_tokens, 0, 0, kv_use, self.now - age)
+        self.reports._reports["p"][name] = Report(waiting_tokens, 0, 0, kv_use, self.now - age)
 
     def assign(self, prompt: Prompt | None, exclude: frozenset[str] = frozenset()) -> PoolAssignment:
         assignment = RoutedRequest(self.router, prompt).assign(exclude)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from random import Random
 from typing import Any
 
@@ -16,7 +15,6 @@ from gateway.routing.assignment import Outcome
 from gateway.routing.candidates import NO_WISH, Wish
 from gateway.routing.explanation import RoutingView, WorkerView, explain_routing
 from gateway.routing.facts import PrefillRate
-from gateway.routing.rates import _Worker as RatedWorker
 from gateway.routing.router import PoolRouter
 from tests.gateway.routing.support import NAMES, Pool, prompt
 
@@ -40,7 +38,7 @@ def state(pool: Pool) -> tuple[Any, ...]:
 
 
 def rate(router: PoolRouter, name: str, learned: PrefillRate) -> None:
-    router.rates._workers[name] = RatedWorker(deque(), rate=learned)
+    router.rates.learned[name] = learned
 
 
 def test_each_tier_and_each_term() -> None:

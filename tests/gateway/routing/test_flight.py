@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.loads import Report
+from gateway.load_report import Report
 from gateway.routing.flight import ECHO_SECONDS, TOTALS_SECONDS
 from gateway.routing.flight_message import MAX_PREDICTIONS, MAX_WORKERS, FlightMessage, Kind, Predicted
 from gateway.routing.flight_view import FORGET_SECONDS, MAX_SENDERS, Verdict

@@ -44,7 +44,10 @@ def test_past_the_bound_the_oldest_go() -> None:
 
 
 class PredictionsMachine(RuleBasedStateMachine):
-    keys = st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True)
+    # Prompts of two families that part after two blocks: a key names all blocks before it.
+    keys = st.tuples(st.sampled_from(((0, 1, 2, 3, 4), (0, 1, 12, 13))), st.integers(1, 5)).map(
+        lambda drawn: list(drawn[0][: drawn[1]])
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,13 +86,13 @@ class PredictionsMachine(RuleBasedStateMachine):
         held = {worker: set() for worker in "abc"}
         for prediction, _ in self.live:
             held[prediction.worker].update(prediction.keys)
-        asked = [0, 1, 2, 3, 4]
-        expected = {}
-        for worker, keys in held.items():
-            depth = next((position for position, key in enumerate(asked) if key not in keys), len(asked))
-            if depth:
-                expected[worker] = depth
-        assert self.predictions.match(asked) == expected
+        for asked in ([0, 1, 2, 3, 4], [0, 1, 12, 13], [0, 1, 2, 33], [44]):
+            expected = {}
+            for worker, keys in held.items():
+                depth = next((position for position, key in enumerate(asked) if key not in keys), len(asked))
+                if depth:
+                    expected[worker] = depth
+            assert self.predictions.match(asked) == expected
         assert self.predictions.keys == sum(len(prediction.keys) for prediction, _ in self.live)
 
 
