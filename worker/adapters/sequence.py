@@ -48,6 +48,11 @@ class Sequence:
         self.last = number
         self._at = at
 
+    def skip(self, number: int) -> None:
+        """The next batch cannot be read: it is left out. Any other number stays what it is, a gap or a repeat."""
+        if number == (0 if self.last is None else self.last + 1):
+            self.last = number
+
     def restart(self) -> None:
         """Another life: nothing was seen of it."""
         self.last = None

@@ -70,6 +70,12 @@ class Translator:
                     translated.append(self._clear())
         return translated
 
+    def forget(self) -> None:
+        """The cache is another one, of a new life of the engine perhaps."""
+        self._large.clear()
+        self._adapters.clear()
+        self._group = None
+
     def _is_replaced(self, adapter: str, number: int) -> bool:
         """Whether this name stood for another loading before: perhaps for other weights."""
         before = self._adapters.get(adapter, number)
