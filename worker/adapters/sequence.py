@@ -37,8 +37,6 @@ class Sequence:
         """What batch `number`, published `at` by the engine's clock, is; changes nothing."""
         if self.last is None:
             return Verdict.APPLY if number == 0 else Verdict.GAP
-        if number == self.last and at != self._at:
-            return Verdict.NEW_LIFE
         if number <= self.last:
             return Verdict.REPEAT if at <= self._at else Verdict.NEW_LIFE
         return Verdict.APPLY if number == self.last + 1 else Verdict.GAP

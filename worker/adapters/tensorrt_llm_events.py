@@ -97,5 +97,5 @@ class TensorRtLlmDecoder:
 def _media(key: Any) -> Extra:
     """(hash, offset in the block, ...) in an array or a map."""
     if isinstance(key, dict):
-        return str(key["hash"]).encode(), int(key.get("start_offset", key.get("offset", 0)))
+        return str(key["hash"]).encode(), int(key.get("start_offset") or key.get("offset") or 0)
     return str(key[0]).encode(), int(key[1])
