@@ -66,8 +66,13 @@ class Feed:
         self._waiting.append((number, payload))
         self._waiting_bytes += len(payload)
 
-    def new_life(self) -> None:
-        """The engine is known to have started anew, or its blocks to be of no use: forget all, read what it has."""
+    def new_life(self, started_at: float | None = None) -> None:
+        """The engine is known to have started anew: forget all, read what it has.
+
+        `started_at`, by the engine's clock: nothing is done where what is known came after that.
+        """
+        if started_at is not None and self._sequence.began_at >= started_at:
+            return
         self.counts["lives"] += 1
         self.lives += 1
         self._forget()

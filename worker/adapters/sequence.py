@@ -26,6 +26,8 @@ class Sequence:
 
     def __init__(self) -> None:
         self.last: int | None = None
+        self.began_at = 0.0
+        """The engine's time of the first batch seen of this life; 0 before it."""
         self._at = 0.0
 
     @property
@@ -45,6 +47,7 @@ class Sequence:
         """The batch was applied, or what is missing before it is given up."""
         self.last = number
         self._at = at
+        self.began_at = self.began_at or at
 
     def skip(self, number: int) -> None:
         """The next batch cannot be read: it is left out. Any other number stays what it is, a gap or a repeat."""
@@ -54,4 +57,5 @@ class Sequence:
     def restart(self) -> None:
         """Another life: nothing was seen of it."""
         self.last = None
+        self.began_at = 0.0
         self._at = 0.0

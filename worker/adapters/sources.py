@@ -81,12 +81,14 @@ def from_sglang(answer: object, engine_url: str) -> list[EventSource]:
     config = answer.get("kv_events") if isinstance(answer, Mapping) else None
     if not isinstance(config, Mapping) or config.get("publisher") != "zmq":
         raise SourcesError(f"SGLang publishes no cache events: {SGLANG_FLAG}")
+    port, replay = config.get("endpoint_port_base"), config.get("replay_endpoint_port_base")
+    if not isinstance(port, int):
+        raise SourcesError("SGLang's /server_info names no port of its events: give --events-endpoint")
     page = int(config.get("block_size") or 0)
     if page == 1:
         raise SourcesError(f"SGLang has pages of 1 token, which make an event for each token: {SGLANG_FLAG}")
     host = str(config.get("endpoint_host") or "*")
     host = _host(engine_url) if host in _WILDCARDS else host
-    port, replay = int(config["endpoint_port_base"]), config.get("replay_endpoint_port_base")
     ranks = min(MOST_RANKS, max(1, int(config.get("dp_size") or 1)))
     return [
         EventSource(

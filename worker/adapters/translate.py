@@ -70,6 +70,11 @@ class Translator:
                     translated.append(self._clear())
         return translated
 
+    @property
+    def numbers_adapters(self) -> bool:
+        """Whether the engine's events tell one loading of an adapter from another."""
+        return bool(self._adapters)
+
     def forget(self) -> None:
         """The cache is another one, of a new life of the engine perhaps."""
         self._large.clear()
