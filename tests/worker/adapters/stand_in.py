@@ -111,12 +111,9 @@ class EngineHttp:
     async def start(self, port: int = 0) -> None:
         app = web.Application()
         app.router.add_get("/health", self._health)
-        app.router.add_get("/version", lambda _: self._json({"version": "0.32.0"}))
-        app.router.add_get("/v1/models", lambda _: self._json({"object": "list", "data": self.models}))
-        app.router.add_get("/kv_event_sources", lambda _: self._json(self.sources))
-        app.router.add_get("/server_info", lambda _: self._json(self.server_info))
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_post("/kv_cache_events", lambda _: self._json(self.drained.popleft() if self.drained else []))
+        app.router.add_get("/{path:.*}", self._facts)
+        app.router.add_post("/kv_cache_events", self._drain)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
@@ -132,8 +129,18 @@ class EngineHttp:
             await self._runner.cleanup()
             self._runner = None
 
-    async def _json(self, answer: Any) -> web.Response:
+    async def _facts(self, request: web.Request) -> web.Response:
+        answers = {
+            "/version": {"version": "0.32.0"},
+            "/v1/models": {"object": "list", "data": self.models},
+            "/kv_event_sources": self.sources,
+            "/server_info": self.server_info,
+        }
+        answer = answers.get(request.path)
         return web.json_response(answer) if answer is not None else web.Response(status=404)
+
+    async def _drain(self, _: web.Request) -> web.Response:
+        return web.json_response(self.drained.popleft() if self.drained else [])
 
     async def _health(self, request: web.Request) -> web.Response:
         self.keys.append(request.headers.get("Authorization"))

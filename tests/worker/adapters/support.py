@@ -111,13 +111,13 @@ class Naive:
             self.prompt[block_hash] = (before, salt, lora)
             self.copies[block_hash] += 1
 
-    def keys(self, block_tokens: int, index_tokens: int) -> set[int]:
+    def keys(self, block_tokens: int, index_tokens: int, fingerprint: str = FINGERPRINT) -> set[int]:
         """Keys of all index blocks whose engine blocks are all held."""
         held = {name for name, copies in self.copies.items() if copies > 0}
         prefixes = {(salt, lora, tuple(tokens)) for tokens, salt, lora in map(self.prompt.__getitem__, held)}
         keys: set[int] = set()
         for salt, lora, tokens in prefixes:
-            chain = prompt_keys(tokens, FINGERPRINT, block_tokens=index_tokens, adapter=lora, salt=salt)
+            chain = prompt_keys(tokens, fingerprint, block_tokens=index_tokens, adapter=lora, salt=salt)
             for number, key in enumerate(chain):
                 begin, end = number * index_tokens, (number + 1) * index_tokens
                 first, last = begin // block_tokens + 1, -(-end // block_tokens)
