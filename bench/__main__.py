@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("index", "relay", "engine")
+NAMES = ("index", "relay", "engine", "adapters")
 
 
 def main(argv: list[str]) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from indexer.keys import TOKEN_BYTES, Extra, chain, root, token_bytes
+from worker.block_nodes import Node, tier_of, unlink
 from worker.events import (
     AdapterReplaced,
     BlockHash,
@@ -54,52 +55,8 @@ class Changes:
         return bool(self.added or self.removed)
 
 
-class _Node:
-    """An engine block that is stored, or that stored blocks of the same index block descend from.
-
-    `parent` is None for the first engine block of an index block. `tail` has the tokens since the last boundary between
-    index blocks, empty at a boundary; `key` is the key before them; `media` the items that overlap them. `ends` are the
-    keys of the index blocks that end in this block, and `tier` is where those are held.
-    """
-
-    __slots__ = (
-        "adapter",
-        "block_hash",
-        "children",
-        "device",
-        "ends",
-        "host",
-        "key",
-        "media",
-        "parent",
-        "tail",
-        "tier",
-    )
-
-    def __init__(
-        self,
-        block_hash: BlockHash,
-        adapter: str,
-        parent: _Node | None,
-        key: int,
-        tail: bytes,
-        ends: list[int],
-        media: Sequence[Extra],
-    ) -> None:
-        self.block_hash = block_hash
-        self.adapter = adapter
-        self.parent = parent
-        self.key = key
-        self.tail = tail
-        self.ends = ends
-        self.media = media
-        self.device = 0
-        self.host = 0
-        self.tier: Tier | None = None
-        self.children: set[_Node] | None = None
-
-
 _NO_ENDS: Final[list[int]] = []
+_NO_MEDIA: Final[Sequence[Extra]] = ()
 # What is forgotten at once when a table is over its bound, as a share of it: finding the oldest takes a scan.
 _RELIEF: Final = 64
 
@@ -135,7 +92,7 @@ class IndexBlocks:
         self.overfull = 0
         self._bounds: dict[Tier, int | None] = {"device": capacity_blocks, "host": host_capacity_blocks}
         self._copies: dict[Tier, int] = {"device": 0, "host": 0}
-        self._nodes: dict[BlockHash, _Node] = {}
+        self._nodes: dict[BlockHash, Node] = {}
         # Several engine blocks can end the same index block: those larger than it that differ at their end only, or
         # those that the engine tells apart and the index does not.
         self._holders: dict[Tier, dict[int, int]] = {"device": {}, "host": {}}
@@ -168,7 +125,7 @@ class IndexBlocks:
 
     def held(self, tier: Tier = "device") -> set[int]:
         """All keys held now in a tier, computed from the table; O(blocks)."""
-        return {key for node in self._nodes.values() for key in node.ends if _tier_of(node) == tier}
+        return {key for node in self._nodes.values() for key in node.ends if tier_of(node) == tier}
 
     def holds(self, block_hash: BlockHash) -> bool:
         """Whether the device has a copy of this engine block."""
@@ -206,7 +163,7 @@ class IndexBlocks:
         if len(run.token_ids) != len(hashes) * self.engine_block_tokens:
             self.skipped += len(hashes)
             return
-        previous: _Node | None = None
+        previous: Node | None = None
         known = 0
         for block_hash in hashes:
             node = nodes.get(block_hash)
@@ -238,7 +195,7 @@ class IndexBlocks:
             else:
                 self._add_copy(node, run)
 
-    def _link(self, run: BlocksStored, known: int, previous: _Node | None) -> list[_Node]:
+    def _link(self, run: BlocksStored, known: int, previous: Node | None) -> list[Node]:
         """Nodes of the run's blocks from number `known` on, in order; those new to the table are entered."""
         block_tokens, index_tokens = self.engine_block_tokens, self.index_block_tokens
         if previous is None:
@@ -265,7 +222,7 @@ class IndexBlocks:
             boundary = whole * index_step
             node = nodes.get(block_hash)
             if node is None:
-                node = _Node(
+                node = Node(
                     block_hash,
                     adapter,
                     previous,
@@ -276,14 +233,15 @@ class IndexBlocks:
                 )
                 nodes[block_hash] = node
                 if previous is not None:
-                    if previous.children is None:
-                        previous.children = set()
-                    previous.children.add(node)
+                    node.after = previous.child
+                    if node.after is not None:
+                        node.after.before = node
+                    previous.child = node
             linked.append(node)
             previous = node if boundary != end else None
         return linked
 
-    def _add_copy(self, node: _Node, run: BlocksStored) -> None:
+    def _add_copy(self, node: Node, run: BlocksStored) -> None:
         if run.tier == "device":
             if run.repeats and node.device:
                 return
@@ -298,7 +256,7 @@ class IndexBlocks:
         if first:
             if node.ends:
                 self._settle(node)
-            elif node.children:
+            elif node.child is not None:
                 self._settle_through(node)
 
     def _removed(self, block_hash: BlockHash, tier: Tier) -> None:
@@ -308,7 +266,7 @@ class IndexBlocks:
             return
         self._take_copies(node, tier, 1)
 
-    def _take_copies(self, node: _Node, tier: Tier, number: int) -> None:
+    def _take_copies(self, node: Node, tier: Tier, number: int) -> None:
         if tier == "device":
             node.device -= number
             left = node.device
@@ -320,29 +278,32 @@ class IndexBlocks:
             return
         if node.ends:
             self._settle(node)
-        elif node.children:
+        elif node.child is not None:
             self._settle_through(node)
-        current: _Node | None = node
-        while current is not None and not current.device and not current.host and not current.children:
+        current: Node | None = node
+        while current is not None and not current.device and not current.host and current.child is None:
             del self._nodes[current.block_hash]
             parent = current.parent
-            if parent is not None and parent.children is not None:
-                parent.children.discard(current)
+            if parent is not None:
+                unlink(current, parent)
             current = parent
 
-    def _settle_through(self, node: _Node) -> None:
+    def _settle_through(self, node: Node) -> None:
         """Settle every index block that overlaps this engine block and ends in a later one."""
         pending = [node]
         while pending:
             current = pending.pop()
             if current.ends:
                 self._settle(current)
-            elif current.children:
-                pending.extend(current.children)
+            else:
+                child = current.child
+                while child is not None:
+                    pending.append(child)
+                    child = child.after
 
-    def _settle(self, node: _Node) -> None:
+    def _settle(self, node: Node) -> None:
         """Bring where the index blocks that end in `node` are held into line with its copies and its parents'."""
-        tier = _tier_of(node)
+        tier = tier_of(node)
         if tier == node.tier:
             return
         if node.tier is not None and node.tier in self._changes:
@@ -379,32 +340,16 @@ class IndexBlocks:
             if node.host:
                 self._take_copies(node, "host", node.host)
 
-    def _copied(self, tier: Tier, *, at_least: int) -> Iterator[_Node]:
+    def _copied(self, tier: Tier, *, at_least: int) -> Iterator[Node]:
         """Nodes with so many copies, those stored first ahead; a copy of the list, so they may be removed meanwhile."""
         for node in list(self._nodes.values()):
             if (node.device if tier == "device" else node.host) >= at_least:
                 yield node
 
-    def _forget(self, node: _Node, tier: Tier, *, keep: int) -> None:
+    def _forget(self, node: Node, tier: Tier, *, keep: int) -> None:
         number = (node.device if tier == "device" else node.host) - keep
         self.overfull += number
         self._take_copies(node, tier, number)
-
-
-_NO_MEDIA: Final[Sequence[Extra]] = ()
-
-
-def _tier_of(node: _Node) -> Tier | None:
-    """Where the index blocks that end in `node` are held."""
-    tier: Tier = "device"
-    current: _Node | None = node
-    while current is not None:
-        if not current.device:
-            if not current.host:
-                return None
-            tier = "host"
-        current = current.parent
-    return tier
 
 
 def capacity_keys(*, cache_tokens: int, index_block_tokens: int) -> int:
