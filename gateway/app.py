@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
 from urllib.parse import unquote
 
 import orjson
@@ -20,6 +20,7 @@ from gateway.surface.pools import ModelTable, Pool
 from gateway.tenants.tenant import Refusal, Tenant
 from warmroute.config import GatewayConfig
 from warmroute.metrics import GatewayMetrics
+from warmroute.redis_client import Client
 
 __all__ = ["App", "Pool"]
 
@@ -38,13 +39,19 @@ class App:
         upstreams: UpstreamPool,
         metrics: GatewayMetrics,
         access: Access = OPEN,
+        redis: Client | None = None,
     ) -> None:
-        """`pools`: public name of the base model -> pool."""
+        """`pools`: public name of the base model -> pool. `redis`: see `Forwarder`."""
         self._metrics = metrics
         self._access = access
         self._models = ModelTable(pools)
-        self._forwarder = Forwarder(config, self._models, upstreams, metrics, access)
+        self._forwarder = Forwarder(config, self._models, upstreams, metrics, access, redis)
         self._started_at = int(time.time())
+
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """What keeps it up to date."""
+        shared = self._forwarder.shared
+        return [] if shared is None else [shared.run()]
 
     async def __call__(self, request: Request, reply: Reply) -> None:
         pool = NO_POOL

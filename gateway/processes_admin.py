@@ -5,54 +5,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import orjson
-from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+
+from warmroute.admin import AdminSite
 
 TIMEOUT_SECONDS: Final = 2.0
 
 
-class ProcessesAdmin:
+class ProcessesAdmin(AdminSite):
     """Asks every process at each request; one that does not answer within 2 s is not ready, and has no metrics."""
 
     def __init__(self, sockets: Sequence[Path]) -> None:
         """`sockets`: of the processes' admin servers, in order of their numbers."""
+        super().__init__()
         self._sockets = sockets
-        self.app = web.Application()
-        self.app.router.add_get("/healthz", self._healthz)
-        self.app.router.add_get("/readyz", self._readyz)
-        self.app.router.add_get("/metrics", self._metrics)
-        self._runner: web.AppRunner | None = None
 
-    async def start(self, host: str, port: int) -> None:
-        """Raises OSError when it cannot listen."""
-        self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=TIMEOUT_SECONDS)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-
-    async def _healthz(self, request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def _readyz(self, request: web.Request) -> web.Response:
+    async def readiness(self) -> tuple[bool, dict[str, Any]]:
         answers = await self._ask_all("readyz")
         ready = all(status == 200 for status, _ in answers)
         details = [orjson.loads(body) if body else {"ready": False, "error": "no answer"} for _, body in answers]
-        return web.json_response({"ready": ready, "processes": details}, status=200 if ready else 503)
+        return ready, {"processes": details}
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def metrics(self) -> CollectorRegistry:
         texts = [body if status == 200 else "" for status, body in await self._ask_all("metrics")]
         registry = CollectorRegistry()
         registry.register(_Merged(texts))
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return registry
 
     async def _ask_all(self, path: str) -> list[tuple[int, str]]:
         return await asyncio.gather(*(_ask(socket, path) for socket in self._sockets))

@@ -27,6 +27,7 @@ from gateway.routing.assignment import Outcome
 from gateway.routing.router import PoolRouter
 from gateway.routing.workers import State
 from gateway.surface.access import OPEN, Access
+from gateway.surface.paths import ANTHROPIC_PATHS
 from gateway.tenants.limiter import Limiter
 from gateway.tenants.salts import Salts
 from gateway.tenants.tenants import Tenants
@@ -58,8 +59,8 @@ class Gateway:
         tenants_config: TenantsConfig | None = None,
         limits_redis: Client | None = None,
     ) -> None:
-        """Raises StartupError. `limits_redis`: a client of its own, so that calls that hang take no connection from
-        the index's reader; `redis` when left out."""
+        """Raises StartupError. `limits_redis`: a client of its own for limits and stored responses, so that calls that
+        hang take no connection from the index's reader; `redis` when left out."""
         self.config = config
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
@@ -77,8 +78,14 @@ class Gateway:
             self.pools[pool.model] = self._pool(pool, redis)
         self.upstreams = UpstreamPool(config)
         self.access = self._access(tenants_config or TenantsConfig(), limits_redis or redis)
-        app = App(config, self.pools, self.upstreams, self.metrics, self.access)
-        self.server = Server(app, config, on_refusal=app.count, on_log_drop=self.metrics.access_log_dropped.inc)
+        self._app = app = App(config, self.pools, self.upstreams, self.metrics, self.access, limits_redis or redis)
+        self.server = Server(
+            app,
+            config,
+            on_refusal=app.count,
+            on_log_drop=self.metrics.access_log_dropped.inc,
+            anthropic_paths=ANTHROPIC_PATHS,
+        )
         self.admin = AdminServer(self.registry, self.readiness, before_scrape=self._set_gauges)
         self._discoveries: list[KubernetesDiscovery] = []
 
@@ -105,7 +112,7 @@ class Gateway:
         if config.keys_file is None:
             return OPEN
         limiter = Limiter(redis, self.metrics, wait_seconds=config.limit_wait_seconds)
-        return Access(Salts.load(config), Tenants(config, self.metrics), limiter)
+        return Access(Salts.load(config), Tenants(config.keys_file, self.metrics), limiter, config.allow_unsalted)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Everything that runs in the background; whoever runs them notices when one ends."""
@@ -114,6 +121,7 @@ class Gateway:
             *(checks.run() for checks in self.health),
             *(security.run() for security in self._securities),
             *self.access.tasks(),
+            *self._app.tasks(),
         ]
         for pool in self.pools.values():
             config = pool.router.config

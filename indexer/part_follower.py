@@ -95,7 +95,7 @@ class PartFollower:
         self._since_yield = 0
         self._complained = False
         self._beats_read_at = -BEATS_EVERY_SECONDS
-        self._lag_gauge = metrics.mirror_lag_seconds.labels(part.pool)
+        self._lag_gauge = metrics.mirror_lag_seconds.labels(part.pool, str(part.number))
         self._entries_counter = metrics.mirror_entries.labels(part.pool)
 
     def boot_again(self, reason: str) -> None:

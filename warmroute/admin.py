@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,14 @@ Readiness = Callable[[], tuple[bool, dict[str, Any]]]
 """Says whether the part can do its work, and why, as JSON."""
 
 
-class AdminServer:
+class AdminSite(ABC):
     """aiohttp on a port of its own, so that probes and scrapes never share the data path's connections."""
 
-    def __init__(
-        self, registry: CollectorRegistry, ready: Readiness, *, before_scrape: Callable[[], None] | None = None
-    ) -> None:
-        """`before_scrape` sets gauges that are not worth keeping current all the time."""
-        self._before_scrape = before_scrape
+    def __init__(self) -> None:
         self.app = web.Application()
         self.app.router.add_get("/healthz", self._healthz)
         self.app.router.add_get("/readyz", self._readyz)
         self.app.router.add_get("/metrics", self._metrics)
-        self._registry = registry
-        self._ready = ready
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -58,10 +53,38 @@ class AdminServer:
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        ready, details = self._ready()
+        ready, details = await self.readiness()
         return web.json_response({"ready": ready, **details}, status=200 if ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        body = generate_latest(await self.metrics())
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @abstractmethod
+    async def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """What /readyz says."""
+
+    @abstractmethod
+    async def metrics(self) -> CollectorRegistry:
+        """What /metrics shows."""
+
+
+class AdminServer(AdminSite):
+    """Of one process."""
+
+    def __init__(
+        self, registry: CollectorRegistry, ready: Readiness, *, before_scrape: Callable[[], None] | None = None
+    ) -> None:
+        """`before_scrape` sets gauges that are not worth keeping current all the time."""
+        super().__init__()
+        self._before_scrape = before_scrape
+        self._registry = registry
+        self._ready = ready
+
+    async def readiness(self) -> tuple[bool, dict[str, Any]]:
+        return self._ready()
+
+    async def metrics(self) -> CollectorRegistry:
         if self._before_scrape is not None:
             self._before_scrape()
-        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return self._registry

@@ -4,7 +4,8 @@ The file has one section a command (`gateway`, `indexer`, `worker`, `agent`, `in
 (`redis`, `grpc`, `tenants`, `log`). A field `gateway.admin_port` is the flag `--admin-port` of `warmroute gateway` and
 the environment variable `WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its section in the flag, as
 `--redis-url`. Flags win over the environment, the environment over the file, the file over defaults. Values of flags
-and variables are YAML, so lists and mappings can be given too. Unknown fields are errors.
+and variables are YAML, so lists and mappings can be given too. Unknown fields are errors. Relative paths start at the
+folder of the file, those of flags and variables where the command is called.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class TenantsConfig(Section):
     )
     salts: bool = Field(
         True, description="whether tenants' caches are kept apart; false lets them time each other's prompts"
+    )
+    allow_unsalted: bool = Field(
+        False, description="serve paths on which the engine ignores salts, such as /v1/messages; else they are refused"
     )
     salt_secret: Secret = Field(
         None, repr=False, description="secret of the cache salts, the same on all gateways; better given as a file"
@@ -88,7 +92,17 @@ class UpstreamTlsConfig(Section):
     server_name: str | None = Field(
         None, min_length=1, description="name in the workers' certificates; the address's host when left out"
     )
+    cert_file: Path | None = Field(
+        None, description="PEM file of the certificate chain that workers are shown; read again when it changes"
+    )
+    key_file: Path | None = Field(None, description="PEM file of its private key, not encrypted")
     verify: bool = Field(True, description="whether certificates are checked at all; false is insecure")
+
+    @model_validator(mode="after")
+    def _check_pair(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file go together; set both or neither")
+        return self
 
     @model_validator(mode="after")
     def _check_ca(self) -> Self:
@@ -136,8 +150,8 @@ class GatewayConfig(Section):
         None, description="PEM file of the certificate chain that clients see; read again when it changes"
     )
     tls_key_file: Path | None = Field(None, description="PEM file of its private key, not encrypted")
-    access_log: str = Field(
-        "off", min_length=1, description="off, json (one line a request on standard output) or the path of a file"
+    access_log: Literal["off", "json"] | Path = Field(
+        "off", description="off, json (one line a request on standard output) or the path of a file"
     )
     admin_host: str = Field("127.0.0.1", description="address of the admin server")
     admin_port: Port = Field(8001, description="port of /healthz, /readyz, /metrics")
@@ -170,6 +184,12 @@ class GatewayConfig(Section):
     def _check_tls(self) -> Self:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file go together; set both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _check_access_log(self) -> Self:
+        if self.access_log == Path():
+            raise ValueError("access_log: give off, json or the path of a file")
         return self
 
     @model_validator(mode="after")

@@ -169,6 +169,19 @@ class GatewayMetrics:
             ["outcome"],
             registry=registry,
         )
+        self.ignored_hints = Counter(
+            "warmroute_gateway_ignored_hints",
+            "Malformed hints of requests, which were served without them: priority, session.",
+            ["hint"],
+            registry=registry,
+        )
+        self.stored_response_calls = Counter(
+            "warmroute_gateway_stored_response_calls",
+            "Calls to Redis for the owners of stored responses, by operation (find, learn, forget) and outcome: done, "
+            "missing, foreign (another tenant's id), failed (an error, or too slow), dropped (too many wait).",
+            ["operation", "outcome"],
+            registry=registry,
+        )
         self.mirror_keys = Gauge(
             "warmroute_mirror_keys",
             "Distinct keys in the mirror.",
@@ -201,8 +214,8 @@ class GatewayMetrics:
         )
         self.mirror_lag_seconds = Gauge(
             "warmroute_mirror_lag_seconds",
-            "Age of the newest log entry when it was applied.",
-            ["pool"],
+            "Age of the newest log entry of each part when it was applied.",
+            ["pool", "part"],
             registry=registry,
         )
         self.mirror_connected = Gauge(

@@ -1,7 +1,7 @@
 """What Redis must permit each part: the commands it uses, as rules of an ACL.
 
     ACL SETUSER indexer on >PASSWORD ~wr:* +ping +info +eval +evalsha +hget ...
-    ACL SETUSER gateway on >PASSWORD %R~wr:* ~wr-tenant:* +ping +hgetall ...
+    ACL SETUSER gateway on >PASSWORD %R~wr:* ~wr-tenant:* ~wr-response:* +ping +hgetall ...
 
 `indexer_rules()` and `gateway_rules()` give what follows the password, whole. HELLO and AUTH are free to all. A user
 on Sentinels needs `+sentinel|get-master-addr-by-name` and no keys.
@@ -41,8 +41,9 @@ SCRIPT_COMMANDS: Final = (
 )
 INDEXER_COMMANDS: Final = ("ping", "info", "eval", "evalsha", "smembers", *SCRIPT_COMMANDS)
 GATEWAY_COMMANDS: Final = ("ping", "get", "hgetall", "smembers", "xrange", "xread", "xrevrange", "zrange")
-# The script of tenants' limits, and what it calls.
+# The scripts of tenants' limits and of stored responses, and what they call.
 LIMIT_COMMANDS: Final = ("eval", "evalsha", "hdel", "hset", "pexpire", "time")
+RESPONSE_COMMANDS: Final = ("hget", "zadd", "zcard", "zrangebyscore", "zrem")
 # To read a cluster's map.
 CLUSTER_COMMANDS: Final = ("cluster|slots",)
 
@@ -53,8 +54,9 @@ def indexer_rules(*, cluster: bool = False) -> str:
 
 
 def gateway_rules(*, cluster: bool = False) -> str:
-    """Reads keys of the index, and writes those of tenants' limits."""
-    return _rules("%R~wr:* ~wr-tenant:*", (*GATEWAY_COMMANDS, *LIMIT_COMMANDS), cluster)
+    """Reads keys of the index, and writes those of tenants' limits and of stored responses."""
+    commands = (*GATEWAY_COMMANDS, *LIMIT_COMMANDS, *RESPONSE_COMMANDS)
+    return _rules("%R~wr:* ~wr-tenant:* ~wr-response:*", commands, cluster)
 
 
 async def missing_commands(redis: Client, commands: Iterable[str]) -> list[str]:

@@ -42,6 +42,15 @@ TENANT_PANELS = [
         (rate("warmroute_gateway_limit_calls_total", "outcome", NAMESPACE), "{{outcome}}"),
     ),
     series(
+        "Stored responses in Redis",
+        "cps",
+        "Who keeps which response: looked up, written, forgotten. Failed or dropped: other gateways do not find it.",
+        (
+            rate("warmroute_gateway_stored_response_calls_total", "operation, outcome", NAMESPACE),
+            "{{operation}} {{outcome}}",
+        ),
+    ),
+    series(
         "Keys and access log",
         "cps",
         "Requests refused for their key, keys files read anew or refused, lines that the access log lost.",

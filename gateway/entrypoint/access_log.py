@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import select
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -25,6 +29,8 @@ FLUSH_SECONDS: Final = 0.5
 PENDING_LIMIT: Final = 20_000
 """Most lines that wait to be written; more are dropped and counted."""
 PATH_LIMIT: Final = 256
+STOP_SECONDS: Final = 2.0
+"""How long the last lines may take: a pipe that nobody reads must not hold up the end."""
 
 
 class Entry(NamedTuple):
@@ -77,12 +83,17 @@ class AccessLog:
         )
 
     async def stop(self) -> None:
-        """Write what is left."""
+        """Write what is left, as far as that is done within `STOP_SECONDS`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        await self._flush()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._flush()
+        except TimeoutError:
+            self._drop(len(self._pending))
+            logger.error("gateway.access_log: the last lines are lost: nobody takes them")  # noqa: TRY400
 
     async def _run(self) -> None:
         while True:
@@ -96,8 +107,11 @@ class AccessLog:
             if not entries:
                 return
             try:
-                await asyncio.to_thread(self._write, entries)
+                await _in_thread(partial(self._write, entries))
                 self._failing = False
+            except asyncio.CancelledError:
+                self._drop(len(entries))
+                raise
             except (
                 OSError,
                 ValueError,
@@ -116,8 +130,7 @@ class AccessLog:
         ]
         if self._target == "json":
             for piece in _pieces(lines):
-                sys.stdout.buffer.write(piece)
-                sys.stdout.buffer.flush()
+                _write_all(sys.stdout.fileno(), piece)
         else:
             with self._target.open("ab") as file:
                 file.write(b"".join(lines))
@@ -125,6 +138,39 @@ class AccessLog:
     def _drop(self, lines: int) -> None:
         if self._on_drop is not None:
             self._on_drop(lines)
+
+
+def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
+    """Run it in a thread of its own. Unlike one of the loop's executor, it does not hold up the process's end where it
+    is stuck in a write."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def finish(error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error: Exception | None = None
+        try:
+            work()
+        except Exception as caught:  # noqa: BLE001 - for whoever waits
+            error = caught
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(finish, error)
+
+    threading.Thread(target=run, name="access log", daemon=True).start()
+    return done
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Not through Python's buffer, whose lock a stuck thread would keep from the interpreter's end."""
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import cast
 
 from gateway.entrypoint.access_log import AccessLog
@@ -59,11 +59,13 @@ class Connection(asyncio.Protocol):
         on_refusal: Callable[[int], None] | None = None,
         access_log: AccessLog | None = None,
         uploads: Uploads | None = None,
+        anthropic_paths: Collection[str] = (),
         *,
         busy: bool,
     ) -> None:
-        """`on_refusal` is told the status of refusals; `busy`: the server has its limit of connections; refuse this
-        one."""
+        """`on_refusal` is told the status of refusals; on `anthropic_paths` they have Anthropic's shape; `busy`: the
+        server has its limit of connections; refuse this one."""
+        self._anthropic_paths = anthropic_paths
         self._access_log = access_log
         self._uploads = uploads
         self._uploading = 0
@@ -106,11 +108,11 @@ class Connection(asyncio.Protocol):
         self._count_upload(self._parser.body_bytes if self._parser.mid_request else 0)
         if self._uploading and self._uploads is not None and self._uploads.bytes > self._uploads.limit:
             self._count_upload(0)
-            self._parser = RequestParser(0, 0)  # forgets what has come
             if self._reply is None:
                 self._refuse(RequestError(503, "too much is being uploaded at once; try again later", "overloaded"))
             else:
                 self._transport.abort()
+            self._parser = RequestParser(0, 0)  # forgets what has come
             return
         if len(self._queue) > AHEAD_LIMIT_REQUESTS:
             while len(self._queue) > AHEAD_LIMIT_REQUESTS:
@@ -273,6 +275,7 @@ class Connection(asyncio.Protocol):
         self._count_upload(0)
         self._queue.clear()
         reply = Reply(self._transport, self._flow, request_id(None), method="", version="1.1", keep_alive=False)
+        reply.anthropic = self._parser.path in self._anthropic_paths
         send_error(reply, error.status, error.message, code=error.code)
         if self._on_refusal is not None:
             self._on_refusal(error.status)

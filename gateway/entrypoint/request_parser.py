@@ -57,6 +57,11 @@ class RequestParser:
         self.refused = False
         """A request was refused: nothing that follows can be trusted, and nothing more is parsed."""
 
+    @property
+    def path(self) -> str:
+        """The path of the last request that began, as far as it has arrived."""
+        return self._url.partition(b"?")[0].decode("latin-1")
+
     def feed(self, data: bytes, now: float) -> list[Request | RequestError]:
         """Parse the next bytes, read at loop time `now`; the requests that they complete, in order, and at the end
         the error of a bad one."""

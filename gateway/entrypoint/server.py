@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from pathlib import Path
-from typing import Literal
+from collections.abc import Callable, Collection
 
 from gateway.entrypoint.access_log import AccessLog
 from gateway.entrypoint.certificate import Certificate
@@ -36,16 +34,19 @@ class Server:
         *,
         on_refusal: Callable[[int], None] | None = None,
         on_log_drop: Callable[[int], None] | None = None,
+        anthropic_paths: Collection[str] = (),
         connection_limit: int = 16_384,
         tick_seconds: float = TICK_SECONDS,
         certificate_seconds: float = CERTIFICATE_SECONDS,
     ) -> None:
         """`on_refusal` is told the status of every request that was refused before it reached `handler`, `on_log_drop`
-        how many lines of the access log were lost. At most `connection_limit` connections are served, further ones get
-        503; deadlines of clients are kept to within `tick_seconds`."""
+        how many lines of the access log were lost. On `anthropic_paths` such refusals have Anthropic's shape. At most
+        `connection_limit` connections are served, further ones get 503; deadlines of clients are kept to within
+        `tick_seconds`."""
         self._handler = handler
         self._config = config
         self._on_refusal = on_refusal
+        self._anthropic_paths = anthropic_paths
         self._connection_limit = connection_limit
         self._uploads = Uploads(config.uploads_limit_bytes)
         self._connections: Watch[Connection] = Watch(tick_seconds)
@@ -54,8 +55,7 @@ class Server:
         self._refresh: asyncio.TimerHandle | None = None
         self._access_log: AccessLog | None = None
         if config.access_log != "off":
-            target: Literal["json"] | Path = "json" if config.access_log == "json" else Path(config.access_log)
-            self._access_log = AccessLog(target, on_log_drop)
+            self._access_log = AccessLog(config.access_log, on_log_drop)
         self._certificate_seconds = certificate_seconds
         self._draining = False
         self.port = 0
@@ -132,5 +132,6 @@ class Server:
             self._on_refusal,
             self._access_log,
             self._uploads,
+            self._anthropic_paths,
             busy=busy,
         )

@@ -1,4 +1,4 @@
-"""TLS towards the workers of a pool, and the key that they are shown."""
+"""TLS towards the workers of a pool, and the key and the certificate that they are shown."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class UpstreamSecurity:
         except StartupError as error:
             logger.warning("what was read before stays in use: %s", error)
         else:
-            logger.info("pool %s: authorities and key towards its workers are read anew", self._name)
+            logger.info("pool %s: authorities, certificate and key towards its workers are read anew", self._name)
 
     def _read(self) -> None:
         context = None if self._tls is None else self._context(self._tls)
@@ -76,6 +76,16 @@ class UpstreamSecurity:
                 f"gateway.pools: upstream_tls.ca_file of {self._name}: {config.ca_file} cannot be used: {error}. "
                 "Give a PEM file of the authorities that sign the workers' certificates"
             ) from error
+        if config.cert_file is not None and config.key_file is not None:
+            try:
+                # A password that is asked for on the terminal would hang the gateway: an encrypted key is an error.
+                context.load_cert_chain(config.cert_file, config.key_file, password=lambda: b"")
+            except OSError as error:
+                raise StartupError(
+                    f"gateway.pools: upstream_tls.cert_file, upstream_tls.key_file of {self._name}: {config.cert_file} "
+                    f"and {config.key_file} cannot be used: {error}. Give PEM files of a certificate chain and its "
+                    "key, not encrypted"
+                ) from error
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
         if not config.verify:
@@ -97,5 +107,6 @@ class UpstreamSecurity:
         return key
 
     def _file_stamps(self) -> tuple[object, ...]:
-        files = self._key_file, None if self._tls is None else self._tls.ca_file
+        tls = self._tls
+        files = self._key_file, *(() if tls is None else (tls.ca_file, tls.cert_file, tls.key_file))
         return tuple(file_stamp(file) for file in files if file is not None)

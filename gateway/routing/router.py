@@ -75,6 +75,7 @@ class PoolRouter:
         self.retry_budget = RetryBudget(config.retry_ratio, config.retries_per_second)
         self._adapters: frozenset[str] = frozenset()
         self._engine: str | None = config.engine
+        self._engines: frozenset[str] = frozenset()
         self._seen: Mirror | None = None
         self._seen_changes = 0
         self._space: KeySpace | None = None
@@ -108,6 +109,12 @@ class PoolRouter:
         self._refresh()
         return self._engine
 
+    @property
+    def engines(self) -> frozenset[str]:
+        """All engines that workers say they are; the configured one, if any, where none has said so."""
+        self._refresh()
+        return self._engines
+
     def _refresh(self) -> None:
         """Derive again what depends on the index's workers, when they changed."""
         mirror = self.index.mirror
@@ -129,6 +136,7 @@ class PoolRouter:
         spaces: Counter[KeySpace] = Counter()
         engines = Counter(facts.engine for facts in told)
         self._engine = engines.most_common(1)[0][0] if engines else self.config.engine
+        self._engines = frozenset(engines or filter(None, [self.config.engine]))
         self._adapters = frozenset(adapter for facts in told for adapter in facts.adapters)
         for facts in told:
             if facts.model != self.config.model and facts.model not in self._warned and len(self._warned) < WARNINGS:

@@ -24,6 +24,8 @@ class Access:
     salts: Salts
     tenants: Tenants | None = None
     limiter: Limiter | None = None
+    allow_unsalted: bool = False
+    """Serve tenants also where an engine cannot keep their caches apart."""
 
     def identify(self, request: Request, *, anthropic: bool) -> Tenant | Refusal:
         """Who sent this; Anthropic's clients give the key in x-api-key."""
@@ -31,6 +33,10 @@ class Access:
             return ANONYMOUS
         key = request.header(b"x-api-key") if anthropic else None
         return self.tenants.identify(request.header(b"authorization"), key)
+
+    def needs_salt(self, tenant: Tenant) -> bool:
+        """Whether a path on which the engine ignores salts is closed to this tenant."""
+        return not self.allow_unsalted and self.salts.separates(tenant)
 
     async def admit(self, tenant: Tenant, tokens: int) -> Admission | Refusal:
         """Leave for one request of about so many prompt tokens."""
@@ -41,7 +47,7 @@ class Access:
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """What keeps it up to date."""
         tasks: list[Coroutine[Any, Any, None]] = []
-        if self.tenants is not None and not self.tenants.open:
+        if self.tenants is not None:
             tasks.append(self.tenants.run())
         if self.limiter is not None:
             tasks.append(self.limiter.run())

@@ -18,6 +18,7 @@ from gateway.routing.assignment import Outcome
 from gateway.routing.router import RoutedRequest
 from gateway.surface import engines
 from gateway.surface.access import Access
+from gateway.surface.hints import NO_HINTS, Hints, read_hints
 from gateway.surface.json_members import splice
 from gateway.surface.multipart import FormModel, form_model, is_form
 from gateway.surface.paths import Prompt as PromptKind
@@ -25,12 +26,14 @@ from gateway.surface.paths import Route, StoredPath
 from gateway.surface.pools import ModelTable, Pool, Served
 from gateway.surface.reply_edits import ReplyEdits
 from gateway.surface.request_edits import RequestEdits, lacks_usage
+from gateway.surface.shared_responses import SharedResponses
 from gateway.surface.stored_responses import Owner, StoredResponses
 from gateway.tenants.limiter import Admission
-from gateway.tenants.tenant import Refusal, Tenant, model_refusal
+from gateway.tenants.tenant import Refusal, Tenant, model_refusal, unsalted_refusal
 from gateway.usage import read_usage
 from warmroute.config import GatewayConfig
 from warmroute.metrics import GatewayMetrics
+from warmroute.redis_client import Client
 
 INLINE_BYTES: Final = 65_536
 """A body of this size is edited within 10 ms, whatever is in it; a larger one in a thread."""
@@ -68,13 +71,16 @@ class Forwarder:
         upstreams: UpstreamPool,
         metrics: GatewayMetrics,
         access: Access,
+        redis: Client | None = None,
     ) -> None:
+        """`redis`: where gateways share the owners of stored responses; None: each knows its own."""
         self._config = config
         self._models = models
         self._upstreams = upstreams
         self._metrics = metrics
         self._access = access
         self.stored = StoredResponses()
+        self.shared = None if redis is None else SharedResponses(redis, metrics, self.stored)
 
     async def forward(self, request: Request, reply: Reply, route: Route, tenant: Tenant) -> str:
         """A request of one of the routes."""
@@ -90,8 +96,15 @@ class Forwarder:
         served = self._served(reply, parsed, tenant)
         if served is None:
             return NO_POOL
+        if (
+            route.salted
+            and self._access.needs_salt(tenant)
+            and request.path in engines.unsalted_paths(served.pool.router.engines)
+        ):
+            refuse(reply, unsalted_refusal(request.path))
+            return served.pool.name
         previous = None if parsed.fields is None else parsed.fields.get("previous_response_id")
-        owner = self.stored.owner(previous) if isinstance(previous, str) else None
+        owner = await self._owner(previous) if isinstance(previous, str) else None
         if isinstance(previous, str) and _is_foreign(owner, tenant):
             _refuse_stored(reply, "previous_response_id")
             return served.pool.name
@@ -107,7 +120,7 @@ class Forwarder:
 
     async def forward_stored(self, request: Request, reply: Reply, path: StoredPath, tenant: Tenant) -> str:
         """A request about one stored response: to the worker that has it, by load where that is not known."""
-        owner = self.stored.owner(path.response_id)
+        owner = await self._owner(path.response_id)
         served = self._models.only
         pool = self._models.pool(owner.pool) if owner is not None else None if served is None else served.pool
         if pool is None or _is_foreign(owner, tenant):
@@ -127,8 +140,23 @@ class Forwarder:
                 request, request.body, reply, routed, pool.upstreams or self._upstreams, self._config, edit
             )
         if request.method == "DELETE" and result.outcome is Outcome.COMPLETED:
-            self.stored.forget(path.response_id)
+            (self.shared or self.stored).forget(path.response_id)
         return pool.name
+
+    async def _owner(self, response_id: str) -> Owner | None:
+        """Who has a stored response; None where nobody knows."""
+        owner = self.stored.owner(response_id)
+        if owner is None and self.shared is not None:
+            owner = await self.shared.find(response_id)
+        return owner
+
+    def _learn(self, response_id: str, owner: Owner, fields: Mapping[str, Any] | None) -> None:
+        if self.shared is None:
+            self.stored.learn(response_id, owner)
+        else:
+            # vLLM and SGLang call the response what the request says.
+            chosen = fields is not None and fields.get("request_id") is not None
+            self.shared.learn(response_id, owner, chosen=chosen)
 
     def _served(self, reply: Reply, parsed: Parsed, tenant: Tenant) -> Served | None:
         """The pool and model of a request; None where it was refused."""
@@ -174,10 +202,12 @@ class Forwarder:
         if reply.closed:
             admission.settle(0)
             return
+        hints = self._hints(request, fields) if route.prioritised else NO_HINTS
         edits = RequestEdits(
             model=served.name if served.alias else None,
             salt=salt if salt != given else None,
             ask_usage=route.counts_usage and fields is not None and lacks_usage(fields),
+            priority=hints.priority,
         )
         arguments = request.body, parsed, edits, engines.rules(pool.router.engine())
         if len(request.body) <= INLINE_BYTES:
@@ -201,9 +231,10 @@ class Forwarder:
         result = await relay(request, body, reply, routed, pool.upstreams or self._upstreams, self._config, edit)
         # Only of a reply that made one: an error may repeat what the client sent, another's id too.
         made = result.outcome is not None and result.status < 300
-        if made and edit is not None and edit.response_id is not None and result.worker_id is not None:
+        kept = fields is None or fields.get("store") is not False
+        if made and kept and edit is not None and edit.response_id is not None and result.worker_id is not None:
             public = parsed.model if served.alias and parsed.model is not None else ""
-            self.stored.learn(edit.response_id, Owner(name, result.worker_id, tenant.name, public))
+            self._learn(edit.response_id, Owner(name, result.worker_id, tenant.name, public), fields)
         if routed.decided_at is not None:
             metrics.route_seconds.labels(name).observe(routed.decided_at - started_at)
         if result.first_byte_at is not None:
@@ -212,6 +243,12 @@ class Forwarder:
             metrics.keyed_tokens.labels(name).inc(prompt.tokens)
             metrics.matched_tokens.labels(name).inc(routed.last.terms.matched_tokens)
         self._account(pool, result, admission)
+
+    def _hints(self, request: Request, fields: Mapping[str, Any] | None) -> Hints:
+        hints = read_hints(request, fields)
+        for name in hints.ignored:
+            self._metrics.ignored_hints.labels(name).inc()
+        return hints
 
     async def _key(self, served: Served, route: Route, parsed: Parsed, size: int, salt: str | None) -> Prompt | Unkeyed:
         """The request's prompt with its keys; Unkeyed, counted by reason, where it is routed by load alone."""

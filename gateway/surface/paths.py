@@ -29,6 +29,8 @@ class Route:
     """Engines take it without `model`."""
     counts_usage: bool = False
     """Its streams tell usage on request, by `stream_options.include_usage`."""
+    prioritised: bool = False
+    """Engines schedule its requests by `priority`."""
     stores: bool = False
     """Its replies are kept by the worker under their id."""
     form: bool = False
@@ -40,10 +42,10 @@ _POOLS: Final = Route(salted=True, model_optional=True)
 _FORM: Final = Route(form=True)
 
 POST_ROUTES: Final[dict[str, Route]] = {
-    "/v1/chat/completions": Route(Prompt.CHAT, salted=True, counts_usage=True),
-    "/v1/completions": Route(Prompt.COMPLETION, salted=True, counts_usage=True),
+    "/v1/chat/completions": Route(Prompt.CHAT, salted=True, counts_usage=True, prioritised=True),
+    "/v1/completions": Route(Prompt.COMPLETION, salted=True, counts_usage=True, prioritised=True),
     "/v1/embeddings": _GENERATES,
-    "/v1/responses": Route(salted=True, stores=True),
+    "/v1/responses": Route(salted=True, stores=True, prioritised=True),
     "/v1/messages": Route(salted=True, anthropic=True),
     "/v1/messages/count_tokens": Route(anthropic=True),
     "/v1/rerank": _POOLS,
@@ -62,6 +64,8 @@ POST_ROUTES: Final[dict[str, Route]] = {
     "/tokenize": Route(model_optional=True),
     "/detokenize": Route(model_optional=True),
 }
+
+ANTHROPIC_PATHS: Final = frozenset(path for path, route in POST_ROUTES.items() if route.anthropic)
 
 _STORED: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel|/input_items)?")
 _STORED_METHODS: Final = {None: ("GET", "DELETE"), "/cancel": ("POST",), "/input_items": ("GET",)}

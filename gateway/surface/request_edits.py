@@ -15,11 +15,13 @@ from gateway.surface.json_members import edit_object, last, members, splice, val
 @dataclass(slots=True)  # not frozen: see gateway.entrypoint.http.Request
 class RequestEdits:
     """What to change. `model`: the engine's name for it, where an alias was used. `salt`: the tenant's, which takes
-    the place of the client's own. `ask_usage`: see `lacks_usage`."""
+    the place of the client's own. `ask_usage`: see `lacks_usage`. `priority`: of a hint that is not in the body's
+    `priority`, higher is more important."""
 
     model: str | None = None
     salt: str | None = None
     ask_usage: bool = False
+    priority: int | None = None
 
     def apply(self, body: bytes, fields: Mapping[str, Any], rules: EngineRules) -> bytes:
         """The body as the worker gets it; the very same object where nothing is to change.
@@ -32,7 +34,12 @@ class RequestEdits:
             replace["model"] = orjson.dumps(self.model)
         if self.salt is not None:
             (replace if "cache_salt" in fields else add)["cache_salt"] = orjson.dumps(self.salt)
-        if rules.lower_priority_first and type(priority := fields.get("priority")) is int and priority:
+        priority = fields.get("priority")
+        if priority is None:
+            if self.priority and rules.takes_priority:
+                value = b"%d" % (-self.priority if rules.lower_priority_first else self.priority)
+                (replace if "priority" in fields else add)["priority"] = value
+        elif rules.lower_priority_first and type(priority) is int and priority:
             replace["priority"] = b"%d" % -priority
         if self.ask_usage:
             (replace if "stream_options" in fields else add)["stream_options"] = _asking(body, fields)

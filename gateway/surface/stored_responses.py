@@ -24,7 +24,7 @@ class Owner:
 
 
 class StoredResponses:
-    """Learned from replies that pass through this gateway; another replica's are not known here."""
+    """Learned from replies that pass through this gateway, and from Redis; see `shared_responses`."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._owners: OrderedDict[str, Owner] = OrderedDict()

@@ -2,8 +2,8 @@
 
 How the public port uses it, in this order:
 
-    tenants = Tenants(config, metrics)               # raises StartupError; config: warmroute.config.TenantsConfig
-    salts = Salts.load(config)                       # raises StartupError; without keys it passes clients' salts on
+    tenants = Tenants(keys_file, metrics)            # raises StartupError
+    salts = Salts.load(config)                       # raises StartupError; config: warmroute.config.TenantsConfig
     limiter = Limiter(redis, metrics)                # `tenants.run()` and `limiter.run()` are tasks for the life time
 
     tenant = tenants.identify(authorization, x_api_key)     # Tenant | Refusal, values of the headers; x_api_key is None

@@ -49,6 +49,10 @@ class Salts:
             "caches"
         )
 
+    def separates(self, tenant: Tenant) -> bool:
+        """Whether this tenant's prompts are kept apart from others'."""
+        return self._secret is not None and not tenant.anonymous
+
     def salt(self, tenant: Tenant, client_salt: str | None) -> str | None:
         """The salt of a request, 43 ASCII characters; None adds none. An empty client's salt is none."""
         if self._secret is None or tenant.anonymous:

@@ -95,6 +95,15 @@ UNKNOWN_KEY: Final = Refusal(
 )
 
 
+def unsalted_refusal(path: str) -> Refusal:
+    """403 for a path on which the engine would let tenants time each other's prompts."""
+    message = (
+        f"{path} is switched off: tenants' caches are kept apart here, and this model's engine cannot do that on this "
+        "path; use /v1/chat/completions, or ask the operator of this gateway to set tenants.allow_unsalted"
+    )
+    return Refusal(403, message, "cache_not_isolated")
+
+
 def model_refusal(model: str) -> Refusal:
     """404, the same for a model that does not exist and one that is not allowed, so that names are not told."""
     message = f"the model {model[:200]!r} does not exist or this API key may not use it; GET /v1/models lists yours"

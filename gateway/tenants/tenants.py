@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from hashlib import sha256
+from pathlib import Path
 from typing import Final
 
 from gateway.tenants.keys_file import KeysFile, KeysFileError, Labels, read
-from gateway.tenants.tenant import ANONYMOUS, MISSING_KEY, UNKNOWN_KEY, Refusal, Tenant
-from warmroute.config import TenantsConfig
+from gateway.tenants.tenant import MISSING_KEY, UNKNOWN_KEY, Refusal, Tenant
 from warmroute.grpc_tokens import file_stamp
 from warmroute.lifecycle import StartupError
 from warmroute.metrics import GatewayMetrics
@@ -24,34 +24,26 @@ KEY_BYTES: Final = 4096
 class Tenants:
     """The tenants in force. A file that cannot be used changes nothing: it is counted, and logged once."""
 
-    def __init__(self, config: TenantsConfig, metrics: GatewayMetrics) -> None:
+    def __init__(self, keys_file: Path, metrics: GatewayMetrics) -> None:
         """Raises StartupError where the first file cannot be used."""
-        self._path = config.keys_file
+        self._path = keys_file
         self._metrics = metrics
         self._labels = Labels()
         self._count = 0
         self._by_digest: dict[bytes, Tenant] = {}
         self._missing = metrics.key_refusals.labels("missing")
         self._unknown = metrics.key_refusals.labels("unknown")
-        self._stamp = file_stamp(self._path)
-        if self._path is not None:
-            try:
-                self._take(read(self._path, self._labels))
-            except KeysFileError as error:
-                raise StartupError(f"tenants.keys_file: {str(self._path)!r} is refused: {error}") from error
-
-    @property
-    def open(self) -> bool:
-        """No keys are configured: everybody is the same, unlimited tenant."""
-        return self._path is None
+        self._stamp = file_stamp(keys_file)
+        try:
+            self._take(read(keys_file, self._labels))
+        except KeysFileError as error:
+            raise StartupError(f"tenants.keys_file: {str(keys_file)!r} is refused: {error}") from error
 
     def identify(self, authorization: bytes | None, x_api_key: bytes | None = None) -> Tenant | Refusal:
         """Whose request has these headers; `x_api_key` goes before `authorization` where it is not None.
 
         The lookup compares digests, so its time tells nothing of a key.
         """
-        if self._path is None:
-            return ANONYMOUS
         key = x_api_key
         if key is None and authorization is not None and authorization[:7].lower() == b"bearer ":
             key = authorization[7:].strip()
@@ -73,7 +65,7 @@ class Tenants:
     async def reload(self) -> None:
         """Read the file if it has changed."""
         path = self._path
-        if path is None or (stamp := file_stamp(path)) == self._stamp:
+        if (stamp := file_stamp(path)) == self._stamp:
             return
         self._stamp = stamp  # also of a file that is refused: it is complained of once
         try:

@@ -17,7 +17,8 @@ Manifests = Callable[..., list[Document]]
 
 @pytest.mark.parametrize(("key", "salts"), [("keys.yaml", True), ("mine.json", False)])
 def test_the_files_of_the_secret_are_what_the_gateway_reads(key: str, salts: bool, manifests: Manifests) -> None:
-    specs = pod_specs(manifests({"tenants": {"existingSecret": "tenants", "keysKey": key, "salts": salts}}))
+    tenants = {"existingSecret": "tenants", "keysKey": key, "salts": salts, "allowUnsalted": salts}
+    specs = pod_specs(manifests({"tenants": tenants}))
     spec = specs["gateway"]["spec"]
     (container,) = spec["containers"]
     prefix = "WARMROUTE_TENANTS_"
@@ -27,7 +28,7 @@ def test_the_files_of_the_secret_are_what_the_gateway_reads(key: str, salts: boo
         if entry["name"].startswith(prefix)
     }
     config = TenantsConfig(**fields)
-    assert config.salts is salts
+    assert config.salts is config.allow_unsalted is salts
     (mount,) = (mount for mount in container["volumeMounts"] if mount["name"] == "tenants")
     (volume,) = (volume for volume in spec["volumes"] if volume["name"] == "tenants")
     held = {str(PurePosixPath(mount["mountPath"]) / item["path"]): item["key"] for item in volume["secret"]["items"]}

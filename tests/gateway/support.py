@@ -15,8 +15,11 @@ from gateway.entrypoint.server import Server
 from gateway.entrypoint.upstream import UpstreamPool
 from gateway.prompts.keyer import PromptKeyer
 from gateway.surface.access import OPEN, Access
+from gateway.surface.paths import ANTHROPIC_PATHS
 from tests.gateway.entrypoint.support import Message, client, config
 from tests.gateway.routing.support import Pool as RouterPool
+from tests.indexer.support import running
+from warmroute.redis_client import Client
 
 
 @dataclass
@@ -42,7 +45,12 @@ class Gate:
 
 @asynccontextmanager
 async def gate(
-    *ports: int, keyer: PromptKeyer | None = None, access: Access = OPEN, several: bool = True, **pool_config: Any
+    *ports: int,
+    keyer: PromptKeyer | None = None,
+    access: Access = OPEN,
+    several: bool = True,
+    redis: Client | None = None,
+    **pool_config: Any,
 ) -> AsyncIterator[Gate]:
     """A pool `p` of the model `m` with workers w0, w1... on these ports; with `several` another model has it too."""
     pool = RouterPool(tuple(f"w{number}" for number in range(len(ports))), **pool_config)
@@ -54,11 +62,12 @@ async def gate(
     pools = {"m": Pool(pool.router, keyer)}
     if several:
         pools["org/other@x y"] = Pool(pool.router, None)
-    app = App(settings, pools, upstreams, pool.router.metrics, access)
-    server = Server(app, settings, on_refusal=app.count)
+    app = App(settings, pools, upstreams, pool.router.metrics, access, redis)
+    server = Server(app, settings, on_refusal=app.count, anthropic_paths=ANTHROPIC_PATHS)
     await server.start()
     try:
-        yield Gate(server, pool, app)
+        async with running(*app.tasks()):
+            yield Gate(server, pool, app)
     finally:
         await server.drain(0)
         await upstreams.close()

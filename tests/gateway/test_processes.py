@@ -9,12 +9,13 @@ import signal
 import socket
 import sys
 import urllib.request
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.gateway.entrypoint.support import LAST_CHUNK, SSE_HEAD, Link, chunk, client, plain, run, worker
+from tests.gateway.entrypoint.support import LAST_CHUNK, SSE_HEAD, Link, chunk, client, plain, request, run, worker
 from tests.gateway.test_server import REQUEST, gateway, healthy_then, is_ready
 from tests.support import eventually
 from warmroute.cli.stack import get_json
@@ -83,6 +84,44 @@ def test_they_share_the_port_and_one_that_dies_is_started_again(tmp_path: Path) 
             process.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(process.wait(), 15) == 0
             assert not any(map(alive, before))
+
+    run(scenario())
+
+
+def test_a_stored_response_is_found_by_any_process(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "keys.yaml").write_text(
+        yaml.safe_dump({"tenants": [{"name": "a", "keys": [sha256(b"key-a").hexdigest()]}]})
+    )
+    tenants = {"keys_file": "keys.yaml", "salt_secret": "s" * 32}
+
+    async def stored(link: Link) -> None:
+        await link.send(plain(b'{"id": "resp_1"}'))
+
+    async def scenario() -> None:
+        async with (
+            worker(lambda link: healthy_then(link, stored)) as engine,
+            gateway(tmp_path, engine.port, tenants, redis_url, processes=2) as (_, port, ready),
+        ):
+            key = "Authorization: Bearer key-a"
+            async with client(port) as connected:
+                made = await connected.ask(request(path="/v1/responses", body=b'{"model": "m"}', headers=[key]))
+                assert made.status == 200
+
+            async def show() -> int:
+                async with client(port) as connected:
+                    return (await connected.ask(request("GET", "/v1/responses/resp_1", b"", [key]))).status
+
+            async def written() -> bool:
+                return await show() == 200
+
+            await eventually(written)
+
+            async def both() -> bool:
+                assert await show() == 200 or len(await asyncio.to_thread(counted, ready)) < 2
+                return len(await asyncio.to_thread(counted, ready)) == 2
+
+            await eventually(both, within=20)
+            assert [await show() for _ in range(20)] == [200] * 20
 
     run(scenario())
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,8 +22,15 @@ REQUEST = b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 29\
 
 
 @asynccontextmanager
-async def gateway(tmp_path: Path, worker_port: int, tenants: dict | None = None, **fields):
-    """The process, its public port and its admin port, once it is ready. Redis and indexer are not there."""
+async def gateway(
+    tmp_path: Path,
+    worker_port: int,
+    tenants: dict | None = None,
+    redis_url: str | None = None,
+    stdout: int | None = None,
+    **fields,
+):
+    """The process, its public port and its admin port, once it is ready. The indexer is not there."""
     port, admin, nothing = free_ports(3)
     section = {
         "port": port,
@@ -33,10 +40,15 @@ async def gateway(tmp_path: Path, worker_port: int, tenants: dict | None = None,
         **fields,
     }
     path = tmp_path / "gateway.yaml"
-    sections = {"redis": {"url": f"redis://127.0.0.1:{nothing}"}, "gateway": section, "tenants": tenants or {}}
+    sections = {
+        "redis": {"url": redis_url or f"redis://127.0.0.1:{nothing}"},
+        "gateway": section,
+        "tenants": tenants or {},
+    }
     path.write_text(yaml.safe_dump(sections))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "warmroute", "gateway", "--config", str(path)),
+        stdout=stdout,
         stderr=asyncio.subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")},
     )
@@ -62,6 +74,34 @@ async def healthy_then(link: Link, reply) -> None:
             await link.send(plain(b""))
         else:
             await reply(link)
+
+
+def test_an_access_log_that_nobody_reads_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+
+    async def reply(link: Link) -> None:
+        await link.send(plain(b"{}"))
+
+    async def scenario() -> None:
+        async with (
+            worker(lambda link: healthy_then(link, reply)) as engine,
+            gateway(tmp_path, engine.port, stdout=writer, access_log="json") as (process, port, _),
+        ):
+            async with client(port) as connected:
+                assert (await connected.ask(REQUEST)).status == 200
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(process.wait(), 10) == 0
+
+    try:
+        run(scenario())
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def test_a_signal_fails_readiness_first_and_lets_streams_finish(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,22 +11,11 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ConnectionError  # noqa: A004 - redis-py's name
 
+from tests.certificates import Authority
 from tests.redis_servers import Server, free_port
 from warmroute.connection_config import RedisConfig
 from warmroute.lifecycle import StartupError
 from warmroute.redis_client import connect
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run([shutil.which("openssl") or "openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def certificate(folder: Path, name: str, names: str) -> None:
-    """NAME.crt and NAME.key, signed by ca.crt."""
-    request = ("-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-subj", f"/CN={name}", "-days", "2")
-    signer = ("-CA", "ca.crt", "-CAkey", "ca.key") if name != "ca" else ()
-    extensions = ("-addext", f"subjectAltName={names}") if names else ()
-    openssl(folder, "req", "-x509", *request, "-out", f"{name}.crt", *signer, *extensions)
 
 
 @dataclass
@@ -42,16 +29,16 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
     binary = os.environ.get("WARMROUTE_TEST_REDIS_SERVER")
     if not binary:
         pytest.skip("WARMROUTE_TEST_REDIS_SERVER names no redis-server with TLS: source .ci/services.sh")
-    folder = tmp_path_factory.mktemp("tls")
-    certificate(folder, "ca", "")
-    certificate(folder, "server", "DNS:localhost")
-    certificate(folder, "client", "")
+    folder = tmp_path_factory.mktemp("tls") / "ca"
+    authority = Authority(folder)
+    authority.sign("server", "localhost")
+    authority.sign("client", "client")
     port = free_port()
-    files = ("--tls-ca-cert-file", "ca.crt", "--tls-cert-file", "server.crt", "--tls-key-file", "server.key")
+    files = ("--tls-ca-cert-file", "ca.pem", "--tls-cert-file", "server.pem", "--tls-key-file", "server.key")
     options = {
         "ssl": True,
-        "ssl_ca_certs": str(folder / "ca.crt"),
-        "ssl_certfile": str(folder / "client.crt"),
+        "ssl_ca_certs": str(folder / "ca.pem"),
+        "ssl_certfile": str(folder / "client.pem"),
         "ssl_keyfile": str(folder / "client.key"),
         "ssl_check_hostname": False,
     }
@@ -76,16 +63,16 @@ def ping(at: TlsServer, host: str = "localhost", **fields: object) -> None:
     asyncio.run(scenario())
 
 
-OURS = {"tls_cert_file": "client.crt", "tls_key_file": "client.key"}
+OURS = {"tls_cert_file": "client.pem", "tls_key_file": "client.key"}
 
 
 def test_mutual_tls(tls_server: TlsServer) -> None:
-    ping(tls_server, tls_ca_file="ca.crt", **OURS)
+    ping(tls_server, tls_ca_file="ca.pem", **OURS)
 
 
 def test_a_server_that_asks_for_a_certificate_gets_none(tls_server: TlsServer) -> None:
     with pytest.raises(ConnectionError):
-        ping(tls_server, tls_ca_file="ca.crt")
+        ping(tls_server, tls_ca_file="ca.pem")
 
 
 def test_an_unknown_authority_is_refused(tls_server: TlsServer) -> None:
@@ -95,8 +82,8 @@ def test_an_unknown_authority_is_refused(tls_server: TlsServer) -> None:
 
 def test_another_host_is_refused(tls_server: TlsServer) -> None:
     with pytest.raises(ConnectionError, match=r"certificate is not valid for '127.0.0.1'"):
-        ping(tls_server, "127.0.0.1", tls_ca_file="ca.crt", **OURS)
-    ping(tls_server, "127.0.0.1", tls_ca_file="ca.crt", tls_check_hostname=False, **OURS)
+        ping(tls_server, "127.0.0.1", tls_ca_file="ca.pem", **OURS)
+    ping(tls_server, "127.0.0.1", tls_ca_file="ca.pem", tls_check_hostname=False, **OURS)
 
 
 def test_verification_can_be_switched_off(tls_server: TlsServer) -> None:

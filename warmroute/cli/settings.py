@@ -120,7 +120,35 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
         known = ", ".join(Config.model_fields)
         raise ConfigError(f"--config: {path} must map section names to settings; sections: {known}")
-    return values
+    return _from_folder(values, Config, path.parent)
+
+
+def _from_folder(values: dict[str, Any], model: type[BaseModel], folder: Path) -> dict[str, Any]:
+    """Relative paths in a file start at its folder, wherever the command is called."""
+    fields = model.model_fields
+    return {
+        name: _resolve(value, fields[name].annotation, folder) if name in fields else value
+        for name, value in values.items()
+    }
+
+
+def _resolve(value: Any, annotation: Any, folder: Path) -> Any:
+    if isinstance(value, str):
+        return str(folder / value) if _is_path(annotation) and value not in _words(annotation) else value
+    if isinstance(value, list):
+        return [_resolve(item, annotation, folder) for item in value]
+    model = next(_models_in(annotation), None)
+    return _from_folder(value, model, folder) if isinstance(value, dict) and model is not None else value
+
+
+def _is_path(annotation: Any) -> bool:
+    return annotation is Path or any(_is_path(option) for option in typing.get_args(annotation))
+
+
+def _words(annotation: Any) -> tuple[Any, ...]:
+    """What may stand in place of a path."""
+    options = typing.get_args(annotation)
+    return options if typing.get_origin(annotation) is typing.Literal else tuple(w for o in options for w in _words(o))
 
 
 def _without_text(error: yaml.YAMLError | UnicodeDecodeError) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -321,9 +321,9 @@ async def client(port: int) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def serving(handler: Handler, **fields: Any) -> AsyncIterator[Server]:
+async def serving(handler: Handler, *, anthropic_paths: Collection[str] = (), **fields: Any) -> AsyncIterator[Server]:
     """A server with this handler; drained at the end."""
-    server = Server(handler, config(**fields), tick_seconds=TICK_SECONDS)
+    server = Server(handler, config(**fields), anthropic_paths=anthropic_paths, tick_seconds=TICK_SECONDS)
     await server.start()
     try:
         yield server

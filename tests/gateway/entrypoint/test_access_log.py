@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -85,6 +88,38 @@ def test_lines_beyond_the_bound_and_those_that_cannot_be_written_are_counted(
 
     run(main())
     assert "lines are lost" in caplog.text
+
+
+def test_a_pipe_that_nobody_reads_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_log, "STOP_SECONDS", 0.2)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    dropped: list[int] = []
+
+    async def main() -> None:
+        with os.fdopen(writer, "wb", closefd=False) as out:
+            monkeypatch.setattr(sys, "stdout", out)
+            log = AccessLog("json", dropped.append)
+            asked = Request("GET", b"/", "/", "", [], b"", "1.1", True, "", "id", 0.0)
+            reply = Reply(asyncio.Transport(), FlowControl(), "id", method="GET", version="1.1", keep_alive=True)
+            log.start()
+            log.add(asked, reply, 0.1)
+            await eventually(lambda: not log._pending)  # its thread writes, and does not come back
+            for _ in range(3):
+                log.add(asked, reply, 0.1)
+            await asyncio.wait_for(log.stop(), 5)
+            assert dropped == [3]
+
+    try:
+        run(main())
+        assert dropped == [3, 1]  # counted as the loop ended
+    finally:
+        os.close(reader)  # ends the thread
+        os.close(writer)
 
 
 def test_lines_are_written_in_pieces_that_a_pipe_takes_whole() -> None:

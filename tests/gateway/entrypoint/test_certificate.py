@@ -12,9 +12,9 @@ from gateway.entrypoint.certificate import Certificate
 from gateway.entrypoint.http import Request
 from gateway.entrypoint.reply import Reply
 from gateway.entrypoint.server import Server
+from tests.certificates import Authority
 from tests.gateway.entrypoint.support import Client, config, gateway, plain, replying, request, run, worker
 from tests.support import eventually
-from tests.warmroute.test_grpc_security import Authority
 from warmroute.config import GatewayConfig
 from warmroute.lifecycle import StartupError
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gateway.discovery.targets import Target
 from gateway.entrypoint.upstream_security import UpstreamSecurity
 from gateway.health import HealthChecks
 from gateway.routing.assignment import Outcome
 from gateway.routing.workers import State, Worker
+from tests.certificates import Authority
 from tests.gateway.entrypoint.support import (
     LAST_CHUNK,
     SSE_HEAD,
@@ -31,7 +33,6 @@ from tests.gateway.test_server import REQUEST, healthy_then
 from tests.gateway.test_server import gateway as process_of
 from tests.indexer.support import running
 from tests.support import eventually
-from tests.warmroute.test_grpc_security import Authority
 from warmroute.config import PoolConfig, UpstreamTlsConfig
 from warmroute.lifecycle import StartupError
 
@@ -48,15 +49,23 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("stranger") / "ca")
 
 
-def serving(authority: Authority) -> ssl.SSLContext:
+def serving(authority: Authority, clients: Authority | None = None) -> ssl.SSLContext:
+    """A worker's TLS; with `clients` it wants a certificate that this authority has signed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.sign("engine", NAME))
+    if clients is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(clients.ca)
     return context
 
 
-def security(key_file: Path | None = None, **tls: Any) -> UpstreamSecurity:
+def security(upstream_key_file: Path | None = None, **tls: Any) -> UpstreamSecurity:
     return UpstreamSecurity(
-        PoolConfig(model="m", upstream_tls=UpstreamTlsConfig(**tls) if tls else None, upstream_key_file=key_file)
+        PoolConfig(
+            model="m",
+            upstream_tls=UpstreamTlsConfig(**tls) if tls else None,
+            upstream_key_file=upstream_key_file,
+        )
     )
 
 
@@ -131,6 +140,50 @@ def test_a_worker_that_cannot_be_trusted_gets_nothing(wrong: str, authority: Aut
             assert not engine.requests
 
     run(main())
+
+
+def test_workers_that_want_a_certificate_get_the_pools(
+    authority: Authority, stranger: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests and health checks; the files are read again when they change, both or neither."""
+    cert, key = tmp_path / "client.pem", tmp_path / "client.key"
+
+    def show(signer: Authority) -> None:
+        for target, made in zip((cert, key), signer.sign("gateway", "gateway.test"), strict=True):
+            target.write_bytes(made.read_bytes())
+
+    async def main() -> None:
+        async with worker(replying(plain(b"fine")), serving(authority, clients=authority)) as engine:
+
+            async def asked(reached: UpstreamSecurity) -> int:
+                async with gateway(engine.port, security=reached, attempts=1) as gate:
+                    return (await gate.ask(request())).status
+
+            trusted = {"ca_file": authority.ca, "server_name": NAME}
+            assert await asked(security(**trusted)) == 502  # shows none
+            show(stranger)
+            reached = security(**trusted, cert_file=cert, key_file=key)
+            assert await asked(reached) == 502
+            target = Worker(Target("w", "127.0.0.1", engine.port))
+            async with running(HealthChecks(lambda: [target], reached).run()):
+                await eventually(lambda: target.failed_checks)
+                assert not engine.requests
+                key.write_bytes(b"half written")
+                reached.refresh()
+                assert "upstream_tls.cert_file" in caplog.text
+                show(authority)
+                reached.refresh()
+                assert await asked(reached) == 200
+                await eventually(lambda: target.state(0) is State.READY)
+
+    run(main())
+
+
+def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="cert_file and key_file go together"):
+        UpstreamTlsConfig(cert_file=tmp_path / "cert.pem")
+    with pytest.raises(StartupError, match=r"upstream_tls\.cert_file, upstream_tls\.key_file of default: .*PEM"):
+        security(cert_file=tmp_path / "cert.pem", key_file=tmp_path / "key.pem")
 
 
 def test_verify_false_trusts_everyone(authority: Authority) -> None:

@@ -39,7 +39,7 @@ def sse(*events: bytes) -> bytes:
     return SSE_HEAD + b"".join(chunk(event) for event in events) + LAST_CHUNK
 
 
-def tenants(tmp_path: Path, *, salts: bool = True) -> Access:
+def tenants(tmp_path: Path, *, salts: bool = True, allow_unsalted: bool = False) -> Access:
     digest = {name: sha256(f"key-{name}".encode()).hexdigest() for name in ("a", "b")}
     path = tmp_path / "keys.json"
     path.write_bytes(
@@ -53,7 +53,8 @@ def tenants(tmp_path: Path, *, salts: bool = True) -> Access:
         )
     )
     settings = TenantsConfig(keys_file=path, salts=salts, salt_secret="s" * 32 if salts else None)
-    return Access(Salts.load(settings), Tenants(settings, GatewayMetrics(CollectorRegistry())))
+    found = Tenants(path, GatewayMetrics(CollectorRegistry()))
+    return Access(Salts.load(settings), found, allow_unsalted=allow_unsalted)
 
 
 def bearer(name: str) -> list[str]:
@@ -69,7 +70,7 @@ async def limited(redis_url: str, tmp_path: Path, **limits: int) -> AsyncIterato
     settings = TenantsConfig(keys_file=path, salts=False)
     metrics = GatewayMetrics(CollectorRegistry())
     async with redis_client(redis_url) as redis:
-        access = Access(Salts.load(settings), Tenants(settings, metrics), Limiter(redis, metrics, wait_seconds=1))
+        access = Access(Salts.load(settings), Tenants(path, metrics), Limiter(redis, metrics, wait_seconds=1))
         async with running(*access.tasks()):
             yield access
 

@@ -6,7 +6,9 @@ import asyncio
 from pathlib import Path
 
 import orjson
+import pytest
 
+from gateway.surface.paths import POST_ROUTES
 from tests.gateway.entrypoint.support import Link, Message, replying, run, worker
 from tests.gateway.support import gate
 from tests.gateway.surface.support import CHAT, as_json, bearer, limited, storing, tenants
@@ -17,7 +19,7 @@ def test_keys_are_needed_and_never_reach_a_worker(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
             worker(replying(as_json(b"{}"))) as engine,
-            gate(engine.port, access=tenants(tmp_path), aliases={"public": "lora"}) as gateway,
+            gate(engine.port, access=tenants(tmp_path, allow_unsalted=True), aliases={"public": "lora"}) as gateway,
         ):
             for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses"):
                 assert (await gateway.ask("POST", path, CHAT)).status == 401
@@ -65,6 +67,65 @@ def test_tenants_have_salts_of_their_own(tmp_path: Path) -> None:
                 assert [message.body for message in engine.requests] == [
                     orjson.dumps(body) for body in (CHAT, {**CHAT, "cache_salt": "mine"})
                 ]
+
+    run(scenario())
+
+
+POOLS = ["/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score", "/classify", "/pooling"]
+
+
+@pytest.mark.parametrize(
+    ("engine_name", "closed"),
+    [
+        ("vllm", ["/v1/messages"]),
+        ("sglang", ["/v1/messages", *POOLS]),
+        ("tensorrt-llm", []),
+        ("nobody knows", ["/v1/messages"]),
+    ],
+)
+def test_paths_without_a_salt_are_closed_to_tenants(engine_name: str, closed: list[str], tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with worker(replying(as_json(b"{}"))) as engine:
+            async with gate(engine.port, access=tenants(tmp_path)) as gateway:
+                gateway.pool.hold("w0", [], engine=engine_name)
+                for path, route in POST_ROUTES.items():
+                    engine.requests.clear()
+                    answer = await gateway.ask("POST", path, CHAT, bearer("a"))
+                    if path not in closed:
+                        assert answer.status == 200, path
+                        assert (salts_of(engine.requests) != [None]) is route.salted, path
+                        continue
+                    assert (answer.status, engine.requests) == (403, [])
+                    error = orjson.loads(answer.body)["error"]
+                    assert "tenants.allow_unsalted" in error["message"]
+                    if route.anthropic:
+                        assert error["type"] == "permission_error"
+                    else:
+                        assert error["code"] == "cache_not_isolated"
+            openings = (
+                {"access": tenants(tmp_path, allow_unsalted=True)},
+                {"access": tenants(tmp_path, salts=False)},
+                {},
+            )
+            for opening in openings:
+                async with gate(engine.port, **opening) as gateway:
+                    gateway.pool.hold("w0", [], engine=engine_name)
+                    for path in closed:
+                        assert (await gateway.ask("POST", path, CHAT, bearer("a"))).status == 200
+
+    run(scenario())
+
+
+def test_one_worker_whose_engine_ignores_salts_closes_the_path_for_its_pool(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with worker(replying(as_json(b"{}"))) as engine:
+            ports = [engine.port] * 3
+            async with gate(*ports, access=tenants(tmp_path)) as gateway:
+                for name in ("w0", "w1", "w2"):
+                    gateway.pool.hold(name, [], engine="vllm")
+                assert (await gateway.ask("POST", "/v1/embeddings", CHAT, bearer("a"))).status == 200
+                gateway.pool.hold("w2", [], engine="sglang")
+                assert (await gateway.ask("POST", "/v1/embeddings", CHAT, bearer("a"))).status == 403
 
     run(scenario())
 

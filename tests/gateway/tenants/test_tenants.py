@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from gateway.entrypoint.http import Request
+from gateway.surface.access import OPEN
 from gateway.tenants.tenant import ANONYMOUS, Refusal, Tenant, model_refusal
 from gateway.tenants.tenants import Tenants
 from tests.gateway.tenants.support import KEY, digest
 from tests.support import eventually
-from warmroute.config import TenantsConfig
 from warmroute.lifecycle import StartupError
 from warmroute.metrics import GatewayMetrics
 
@@ -33,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def tenants_of(path: Path, registry: CollectorRegistry) -> Tenants:
-    return Tenants(TenantsConfig(keys_file=path), GatewayMetrics(registry))
+    return Tenants(path, GatewayMetrics(registry))
 
 
 def status(answer: Tenant | Refusal) -> str | int:
@@ -75,10 +76,10 @@ def test_a_key_is_looked_up(
         assert missing + unknown == 1
 
 
-def test_without_a_file_everybody_is_anonymous_and_may_do_all(registry: CollectorRegistry) -> None:
-    tenants = Tenants(TenantsConfig(), GatewayMetrics(registry))
-    assert tenants.open
-    assert tenants.identify(None) is ANONYMOUS
+def test_without_keys_everybody_is_anonymous_and_may_do_all() -> None:
+    asked = Request("GET", b"/", "/", "", [(b"authorization", b"Bearer x")], b"", "1.1", True, "", "id", 0.0)
+    assert OPEN.identify(asked, anthropic=True) is ANONYMOUS
+    assert OPEN.tasks() == []
     assert ANONYMOUS.may_use("anything")
     assert not ANONYMOUS.limited
 

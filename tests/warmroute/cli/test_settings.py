@@ -53,6 +53,39 @@ def test_flags_win_over_environment_over_file_over_defaults(file: Path) -> None:
     assert config.indexer.port == 3
 
 
+def test_relative_paths_in_the_file_start_at_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "warmroute.yaml"
+    path.write_text(
+        "redis: {url: 'rediss://x', tls_ca_file: ca.pem}\n"
+        "tenants: {keys_file: ../keys.yaml, salt_secret: tls_ca_file}\n"
+        "gateway:\n"
+        "  access_log: access.log\n"
+        "  unix_socket: /run/gateway.sock\n"
+        "  pools:\n"
+        "    - {name: p, model: m, model_path: models/m, workers: ['a:1'], upstream_tls: {ca_file: ca.pem}}\n"
+    )
+    config = configure("--config", str(path))
+    pool = config.gateway.pools[0]
+    assert config.redis.tls_ca_file == tmp_path / "ca.pem"
+    assert config.tenants.keys_file == tmp_path / "../keys.yaml"
+    assert config.tenants.salt_secret == "tls_ca_file"
+    assert (config.gateway.access_log, config.gateway.unix_socket) == (
+        tmp_path / "access.log",
+        Path("/run/gateway.sock"),
+    )
+    assert (pool.name, pool.model, pool.model_path) == ("p", "m", tmp_path / "models/m")
+    assert pool.upstream_tls is not None
+    assert pool.upstream_tls.ca_file == tmp_path / "ca.pem"
+    # Of flags and variables: where the command is called.
+    environment = {"WARMROUTE_GATEWAY_UNIX_SOCKET": "here.sock"}
+    config = configure("--config", str(path), "--access-log", "here.log", environment=environment)
+    assert (config.gateway.access_log, config.gateway.unix_socket) == (Path("here.log"), Path("here.sock"))
+    for word in ("off", "json"):
+        path.write_text(f"gateway: {{access_log: '{word}'}}\n")
+        assert configure("--config", str(path)).gateway.access_log == word
+    assert "access_log" in refused("--access-log", "")
+
+
 def test_the_example_of_the_documentation_is_valid(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs/by-hand.md").read_text()
     path = tmp_path / "warmroute.yaml"

@@ -8,6 +8,9 @@
 {{- else }}
 - {name: WARMROUTE_TENANTS_SALTS, value: "false"}
 {{- end }}
+{{- if .allowUnsalted }}
+- {name: WARMROUTE_TENANTS_ALLOW_UNSALTED, value: "true"}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end -}}
