@@ -231,6 +231,21 @@ def test_a_known_restart_forgets_at_once() -> None:
     assert (reader.keys, reader.feed.replay_wanted, reader.feed.resume_from) == (set(), True, 0)
 
 
+def test_a_restart_that_the_numbers_have_shown_is_not_taken_for_another() -> None:
+    engine, reader = Engine(100), Reader()
+    reader.feed.end_replay(complete=True)
+    for number in range(3):
+        reader.feed.offer(*engine.publish(engine.stored([number])))
+    engine.restart()
+    reader.feed.offer(*engine.publish(engine.stored([1, 1])))
+    held = set(reader.keys)
+    assert held
+    reader.feed.new_life(started_at=engine.clock - 0.5)
+    assert (reader.keys, reader.feed.counts["lives"]) == (held, 1)
+    reader.feed.new_life(started_at=engine.clock + 0.5)
+    assert (reader.keys, reader.feed.counts["lives"]) == (set(), 2)
+
+
 def test_nothing_is_cleared_where_nothing_was_known() -> None:
     events: list[Any] = []
     engine = Engine(100)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgpack
 import pytest
+import uvloop
 import zmq
 import zmq.asyncio
 
@@ -66,8 +67,9 @@ def keys(*numbers: int) -> set[int]:
     return set().union(*(prompt_keys(prompt(number), FINGERPRINT, block_tokens=16) for number in numbers))
 
 
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 @pytest.mark.parametrize("framing", [4, 3])
-def test_what_was_published_before_is_read_from_the_replay(framing: int) -> None:
+def test_what_was_published_before_is_read_from_the_replay(framing: int, loop_factory: Any) -> None:
     async def scenario() -> None:
         async with rank_sockets(framing=framing) as engine:
             events, replay = engine.bind()
@@ -82,7 +84,8 @@ def test_what_was_published_before_is_read_from_the_replay(framing: int) -> None
                 await eventually(lambda: reader.keys == keys(1, 2, 3))
                 assert reader.feed.counts["lost"] == reader.feed.counts["lives"] == 0
 
-    asyncio.run(scenario())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(scenario())
 
 
 def test_a_lost_message_is_asked_for() -> None:
