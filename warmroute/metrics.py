@@ -338,7 +338,7 @@ class AgentMetrics:
             registry=registry,
         )
         self.feed = Counter(
-            "warmroute_agent_event",
+            "warmroute_agent_events",
             "What became of the engine's event messages: batches, repeats, gaps, lost, lives, dropped, undecodable, "
             "unknown.",
             ["rank", "what"],

@@ -327,11 +327,10 @@ class IndexBlocks:
         """More copies than the engine can have: removals were lost, or reports were taken for copies."""
         for node in self._copied(tier, at_least=2):
             self._forget(node, tier, keep=1)
+        # Some room is made at once: the next time would come soon, and walks the whole table.
         excess = self._copies[tier] - (bound - bound // _RELIEF)
-        if self._copies[tier] > bound:
-            oldest = self._copied(tier, at_least=1)
-            for node, _ in zip(oldest, range(excess), strict=False):
-                self._forget(node, tier, keep=0)
+        for node, _ in zip(self._copied(tier, at_least=1), range(excess), strict=False):
+            self._forget(node, tier, keep=0)
 
     def _forget_adapter(self, adapter: str) -> None:
         for node in [node for node in self._nodes.values() if node.adapter == adapter]:

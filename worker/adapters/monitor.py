@@ -58,6 +58,7 @@ class Monitor:
         self._adapters = dict(profile.adapters)
         self._gone = False
         self._probe_due = False
+        self._size_said = False
         self._due: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -71,6 +72,7 @@ class Monitor:
                 self._failed(error)
             for worker in self._workers.values():
                 worker.report(self._metrics)
+                self._say_size(worker)
             await asyncio.sleep(max(0.0, interval - (time.monotonic() - began)))
 
     async def drain(self) -> None:
@@ -169,6 +171,18 @@ class Monitor:
                 worker.replace_adapter(name)
             worker.publisher.set_adapters(sorted(adapters))
         self._adapters = adapters
+
+    def _say_size(self, worker: RankWorker) -> None:
+        seen = worker.translator.seen_block_tokens
+        if seen and not self._size_said:
+            self._size_said = True
+            said = worker.translator.block_tokens
+            logger.error(
+                "the engine's blocks have %d tokens, not %d, and are left out: give --engine-block-tokens %d",
+                seen,
+                said,
+                seen,
+            )
 
     def _due_now(self, what: str, now: float, seconds: float) -> bool:
         if now < self._due.get(what, 0.0):

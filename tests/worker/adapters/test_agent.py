@@ -102,7 +102,7 @@ def test_an_engine_without_changes_becomes_a_worker(redis_url: str) -> None:
                 assert ready
                 assert details["index"] == {"pod": "connected"}
                 assert (details["events"], details["findings"]) == ("exact", [])
-                assert b'warmroute_agent_event_total{rank="0",what="batches"} 2.0' in generate_latest(subject.registry)
+                assert b'warmroute_agent_events_total{rank="0",what="batches"} 2.0' in generate_latest(subject.registry)
 
     asyncio.run(run())
 
@@ -224,6 +224,17 @@ def test_an_engine_without_events_is_guessed_at_and_told_what_to_change(
     asyncio.run(run())
     said = next(record.getMessage() for record in caplog.records if record.levelname == "ERROR")
     assert said.startswith("vLLM publishes no cache events. Remedy: start vLLM with --kv-events-config")
+
+
+def test_blocks_of_another_size_than_said_are_said(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with line(redis_url) as whole, agent(whole.index, whole.http, engine_block_tokens=32) as subject:
+            await eventually(lambda: subject.workers and subject.workers[0].publisher.connected)
+            await whole.ranks[0].publish_events(stored(1))
+            await eventually(lambda: "give --engine-block-tokens 16" in caplog.text)
+            assert b'ignored_blocks_total{rank="0",reason="size"} 2.0' in generate_latest(subject.registry)
+
+    asyncio.run(run())
 
 
 def test_any_other_engine_is_guessed_at(redis_url: str) -> None:
