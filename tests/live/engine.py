@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from tests.worker.adapters.support import Naive, named
-from warmroute.cli.children import free_ports
+from warmroute.cli.children import is_taken
 
 START_SECONDS = 400.0
 END_SECONDS = 30.0
@@ -30,7 +31,7 @@ class Engine:
     def __init__(self, folder: Path, name: str, *, connects: bool) -> None:
         """`connects`: its event socket connects to the agent instead of waiting for it."""
         self.name = name
-        self.port, replay, events = free_ports(3)
+        self.port, replay, events = late_ports(3)
         self.replay = f"tcp://127.0.0.1:{replay}"
         # vLLM binds where there is a wildcard; "*:0" is a port of the system's choice, on VLLM_HOST_IP alone.
         self._events = f"tcp://127.0.0.1:{events}" if connects else "tcp://*:0"
@@ -122,6 +123,12 @@ class Truth:
             if event["type"] == "BlockRemoved":
                 self.removed += len(event["block_hashes"])
             self.naive.apply(event)
+
+
+def late_ports(count: int) -> list[int]:
+    """Ports that are bound a minute from now, so of those that the system hands to nobody by itself."""
+    ports = random.sample(range(20_000, 32_000), k=100)
+    return [port for port in ports if not is_taken("127.0.0.1", port)][:count]
 
 
 def answers(url: str) -> bool:

@@ -80,6 +80,7 @@ class Fleet:
                 before = sum(truth.removed for truth in session.truths.values())
                 try:
                     yield session
+                    assert await session.metric(f"http://127.0.0.1:{self.admin}/metrics", "load_only_total") == 0
                 finally:
                     TALLY.removed[self.name] = sum(truth.removed for truth in session.truths.values()) - before
 
@@ -137,12 +138,13 @@ class Session:
         return reply
 
     async def all_serve(self) -> None:
-        """Wait until the gateway sees every engine that is not down."""
+        """Wait until the gateway sees every engine that is not down, and keys their prompts."""
 
         async def seen() -> bool:
             async with self.http.get(f"http://127.0.0.1:{self.fleet.admin}/readyz") as reply:
                 pool = (await reply.json())["pools"][POOL]
-            return pool["ready_workers"] == len(self.fleet.engines) - len(self.down) and pool["index"] == "connected"
+            ready = pool["ready_workers"] == len(self.fleet.engines) - len(self.down)
+            return ready and (pool["index"], pool["routing"]) == ("connected", "by cache and load")
 
         await eventually(seen, within=READY_SECONDS)
 
@@ -236,7 +238,11 @@ def fleet_of(engines: Sequence[Engine], index_tokens: int, folder: Path, redis_u
     fleet.redis_url = redis_url
     workers = [{"address": f"127.0.0.1:{engine.port}", "worker_id": engine.name} for engine in engines]
     pool = {"name": POOL, "model": MODEL, "model_path": model_path, "workers": workers}
-    gateway = {"port": fleet.port, "admin_port": fleet.admin, "indexers": [f"127.0.0.1:{indexer}"], "pools": [pool]}
+    gateway = {
+        "port": fleet.port, "admin_port": fleet.admin, "indexers": [f"127.0.0.1:{indexer}"], "pools": [pool],
+        # Engines and gateway share few cores here; what is keyed too late is routed by load, which is not the question.
+        "prompt_budget_seconds": 1.0,
+    }  # fmt: skip
     shared = {
         "redis": {"url": redis_url}, "indexer": {"port": indexer, "admin_port": indexer_admin}, "gateway": gateway,
     }  # fmt: skip
