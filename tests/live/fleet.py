@@ -101,10 +101,6 @@ class Agent:
     def ready(self) -> bool:
         return answers(f"http://127.0.0.1:{self._admin_port}/readyz")
 
-    @property
-    def metrics_url(self) -> str:
-        return f"http://127.0.0.1:{self._admin_port}/metrics"
-
 
 @dataclass
 class Session:
