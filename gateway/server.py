@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
+from gateway import compiled
 from gateway.app import App, Pool
 from gateway.discovery.static import static_targets
 from gateway.discovery.targets import Target
@@ -22,7 +23,9 @@ from gateway.entrypoint.upstream import UpstreamPool
 from gateway.entrypoint.upstream_security import UpstreamSecurity
 from gateway.health import HealthChecks
 from gateway.loads import LoadReports
-from gateway.prompts.keyer import PromptKeyer, TokenizerError
+from gateway.prompts.engine_tokens import EngineTokens
+from gateway.prompts.keyer import PromptKeyer
+from gateway.prompts.pool_prompts import KeyerSupply
 from gateway.routing.assignment import Outcome
 from gateway.routing.router import PoolRouter
 from gateway.routing.workers import State
@@ -73,6 +76,7 @@ class Gateway:
         )
         self.pools: dict[str, Pool] = {}
         self.health: list[HealthChecks] = []
+        self._supplies: list[KeyerSupply] = []
         self._securities: list[UpstreamSecurity] = []
         for pool in config.pools:
             self.pools[pool.model] = self._pool(pool, redis)
@@ -92,21 +96,22 @@ class Gateway:
     def _pool(self, config: PoolConfig, redis: Client) -> Pool:
         index = PoolIndex(redis, config.name, self.metrics)
         router = PoolRouter(config, index, self._reports, self.metrics, clock=time.monotonic)
-        keyer: PromptKeyer | None = None
-        if config.model_path is None:
-            logger.warning("pool %s has no model_path: its requests are routed by load", config.name)
-        else:
-            try:
-                keyer = PromptKeyer.from_folder(config.model_path, budget_seconds=self.config.prompt_budget_seconds)
-                router.use_tokenizer(keyer.tokenizer.digest)
-            except TokenizerError as error:
-                logger.error("pool %s: its requests are routed by load: model_path: %s", config.name, error)  # noqa: TRY400
+        supply = KeyerSupply(
+            config,
+            self.metrics,
+            redis=redis,
+            workers=lambda: router.worker_facts,
+            use_tokenizer=router.use_tokenizer,
+            make=partial(PromptKeyer.from_folder, budget_seconds=self.config.prompt_budget_seconds, media=config.media),
+        )
+        self._supplies.append(supply)
         security: UpstreamSecurity | None = None
         if config.upstream_tls is not None or config.upstream_key_file is not None:
             security = UpstreamSecurity(config)
             self._securities.append(security)
         self.health.append(HealthChecks(lambda: router.workers.all, security))
-        return Pool(router, keyer, None if security is None else UpstreamPool(self.config, security))
+        upstreams = None if security is None else UpstreamPool(self.config, security)
+        return Pool(router, supply.prompts, upstreams, EngineTokens(security))
 
     def _access(self, config: TenantsConfig, redis: Client) -> Access:
         if config.keys_file is None:
@@ -119,6 +124,7 @@ class Gateway:
         tasks: list[Coroutine[Any, Any, None]] = [
             self._reports.run(),
             *(checks.run() for checks in self.health),
+            *(supply.run() for supply in self._supplies),
             *(security.run() for security in self._securities),
             *self.access.tasks(),
             *self._app.tasks(),
@@ -154,8 +160,9 @@ class Gateway:
             pool.router.publish_gauges()
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Ready while a worker can be asked, ejected ones included, since they are asked when there is no other. A
-        gateway that has lost its index still routes, and says so."""
+        """Ready while a worker can be asked, ejected ones included, since they are asked when there is no other; at the
+        start once the tokenizers that workers offer are there, or something is wrong with them. A gateway that has
+        lost its index still routes, and says so."""
         now = time.monotonic()
         serving = False
         pools = {}
@@ -168,9 +175,16 @@ class Gateway:
                 "workers": len(router.workers),
                 "index": "connected" if router.index.connected else "out of reach",
                 "routing": pool.routing,
+                "tokenizer": pool.prompts.describe(),
+                "encoder": "none" if pool.keyer is None else pool.keyer.tokenizer.encoder,
             }
         synced = all(discovery.synced for discovery in self._discoveries)
-        return serving and synced and not self.draining, {"draining": self.draining, "pools": pools}
+        settled = not any(supply.settling for supply in self._supplies)
+        return serving and synced and settled and not self.draining, {
+            "draining": self.draining,
+            "code": compiled.description(),
+            "pools": pools,
+        }
 
     async def stop(self) -> None:
         await self.server.drain(0)
@@ -179,8 +193,9 @@ class Gateway:
         for pool in self.pools.values():
             if pool.upstreams is not None:
                 await pool.upstreams.close()
-            if pool.keyer is not None:
-                pool.keyer.close()
+            await pool.engine_tokens.close()
+        for supply in self._supplies:
+            supply.close()
 
 
 async def serve(
@@ -193,6 +208,7 @@ async def serve(
 ) -> None:
     """Run until SIGINT or SIGTERM, then drain. Raises StartupError. `admin_socket`: this process is one of several that
     share the public port, and serves its admin paths there (`gateway.processes`)."""
+    compiled.check()
     if not config.pools:
         raise StartupError("gateway.pools: at least one pool is needed, with its model and workers")
     # A follower keeps a connection while it waits for the log.
@@ -212,7 +228,7 @@ async def serve(
                 await gateway.server.start(reuse_port=admin_socket is not None)
             except OSError as error:
                 raise cannot_listen("gateway.port", config.host, config.port, error) from error
-            logger.info("listening on %s", address(config.host, gateway.server.port))
+            logger.info("listening on %s; %s", address(config.host, gateway.server.port), compiled.description())
             freeze_garbage()
             await until_signal(*gateway.tasks(), before_end=partial(_drain, gateway))
         finally:

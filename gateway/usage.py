@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
-
-def _field(names: bytes) -> re.Pattern[bytes]:
-    return re.compile(rb'"(?:' + names + rb')"\s*:\s*(\d{1,12})\s*[,}]')
-
-
-_OPENAI = _field(b"prompt_tokens")
-_INPUT = _field(b"input_tokens")
-_CACHED = _field(b"cached_tokens")
-_CACHE_READ = _field(b"cache_read_input_tokens")
-_CACHE_CREATION = _field(b"cache_creation_input_tokens")
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_COMPLETION = _field(b"completion_tokens|output_tokens")
+_FIELD = re.compile(
+    rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens|cached_tokens|cache_read_input_tokens|'
+    rb'cache_creation_input_tokens)"\s*:\s*(\d{1,12})\s*[,}]'
+)
+_SAME: Final = {b"output_tokens": b"completion_tokens"}
 
 
 @dataclass(slots=True)  # not frozen: every reply makes one
@@ -43,19 +38,17 @@ def read_usage(tail: bytes, *, identity: bool) -> Usage | None:
         start = match.start()
     if start < 0:
         return None
-    completion = _number(_COMPLETION, tail, start)
-    prompt = _number(_OPENAI, tail, start)
+    numbers: dict[bytes, int] = {}
+    for name, digits in _FIELD.findall(tail, start):
+        numbers.setdefault(_SAME.get(name, name), int(digits))
+    completion, cached = numbers.get(b"completion_tokens"), numbers.get(b"cached_tokens")
+    prompt = numbers.get(b"prompt_tokens")
     if prompt is not None:
-        return Usage(prompt, _number(_CACHED, tail, start), completion)
-    given = _number(_INPUT, tail, start)
+        return Usage(prompt, cached, completion)
+    given = numbers.get(b"input_tokens")
     if given is None:
         return None
-    read, created = _number(_CACHE_READ, tail, start), _number(_CACHE_CREATION, tail, start)
+    read, created = numbers.get(b"cache_read_input_tokens"), numbers.get(b"cache_creation_input_tokens")
     if read is None and created is None:
-        return Usage(given, _number(_CACHED, tail, start), completion)
+        return Usage(given, cached, completion)
     return Usage(given + (read or 0) + (created or 0), read, completion)
-
-
-def _number(field: re.Pattern[bytes], tail: bytes, start: int) -> int | None:
-    match = field.search(tail, start)
-    return None if match is None else int(match[1])

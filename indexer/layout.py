@@ -9,6 +9,8 @@ The ledger writes this layout and the mirror's follower reads it. Version 1:
     wr:{pool/part}:slots                        string  the last slot number given out: at least TIME in us
     wr:{pool/part}:snapshots                    zset    worker_id -> deadline of its running snapshot, ms
     wr:{pool/0}:parts                           string  how many parts the pool has
+    wr:{pool}:files                             zset    digest of a model file -> when it was last in use, ms
+    wr:{pool}:files:<digest>                    string  that file, compressed with zlib
     wr:pools                                    set     the pools that have workers, or had some
 
 All keys of a part share one hash tag, so that a script touches one node of a cluster. A worker belongs to one part, by
@@ -68,6 +70,16 @@ class Part:
 def parts_key(pool: str) -> str:
     """The key that says how many parts the pool has."""
     return Part(pool, 0).key("parts")
+
+
+def files_key(pool: str) -> str:
+    """The key that lists the pool's model files; all keys of theirs share its hash tag."""
+    return f"wr:{{{quote(pool, safe='')}}}:files"
+
+
+def file_key(pool: str, digest: str) -> str:
+    """The key of one model file."""
+    return f"{files_key(pool)}:{digest}"
 
 
 def part_of(pool: str, worker_id: str, parts: int) -> Part:

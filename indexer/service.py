@@ -16,6 +16,8 @@ from redis.exceptions import RedisError
 
 import warmroute
 from indexer.describe import describe
+from indexer.file_desk import FileDesk
+from indexer.file_store import FileStore
 from indexer.inflight import InflightGate
 from indexer.layout import POOLS_KEY
 from indexer.ledger import Ledger, SickPartError, check_server
@@ -68,6 +70,13 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self._sessions: set[Session] = set()
         self._session_ended = asyncio.Event()
         self._gate = InflightGate(config.max_inflight_bytes)
+        self.files = FileDesk(
+            FileStore(redis, metrics, limit_bytes=config.model_files_bytes),
+            metrics,
+            enabled=config.model_files_bytes > 0,
+            ledger_up=lambda: self._down_since is None,
+        )
+        """Takes the model files that workers offer; its `run` is a task of its own."""
         self._log_limit = LogLimit()
 
     # --- workers -----------------------------------------------------------------------------------------------------
@@ -89,7 +98,13 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         try:
             async with asyncio.timeout(HELLO_SECONDS) as end:
                 session = Session(
-                    self._ledger, self.loads, self._metrics, end, self._gate, ledger_up=lambda: self._down_since is None
+                    self._ledger,
+                    self.loads,
+                    self._metrics,
+                    end,
+                    self._gate,
+                    self.files,
+                    ledger_up=lambda: self._down_since is None,
                 )
                 self._sessions.add(session)
                 try:
@@ -290,4 +305,5 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self._metrics.forget_pool(pool)
         for ledger in parts:
             await ledger.forget()
+        await self.files.forget(pool)
         await self._beats.srem(POOLS_KEY, pool)

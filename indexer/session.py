@@ -12,6 +12,7 @@ from typing import Final
 import grpc
 from redis.exceptions import RedisError
 
+from indexer.file_desk import FileDesk, Offer
 from indexer.inflight import InflightGate
 from indexer.layout import Tier, WorkerFacts
 from indexer.ledger import (
@@ -74,6 +75,7 @@ class Session:
         metrics: IndexerMetrics,
         end: asyncio.Timeout,
         gate: InflightGate,
+        files: FileDesk,
         *,
         ledger_up: Callable[[], bool],
     ) -> None:
@@ -81,6 +83,8 @@ class Session:
         that hangs would hold up the loads behind it."""
         self._ledger_up = ledger_up
         self._gate = gate
+        self._files = files
+        self._offer: Offer | None = None
         self.claim: Claim | None = None
         self.registered = False
         self.seq = 0
@@ -114,6 +118,8 @@ class Session:
         if self.claim is not None:
             self._loads.remove(self.claim.worker, self, handed_over=handed_over)
             self._metrics.publish_streams.labels(self.claim.pool).dec()
+        if self._offer is not None:
+            self._offer.close()
 
     @property
     def in_step(self) -> bool:
@@ -151,11 +157,13 @@ class Session:
                     return await self._delta(claim, request.delta)
                 case "snapshot":
                     return await self._snapshot(claim, request.snapshot)
+                case "file" if self._offer is not None:
+                    return pb.PublishResponse(file_ack=self._offer.take(request.file))
         except WorkerLostError as error:
             raise RefusedError(grpc.StatusCode.ABORTED, f"{error}; connect again") from error
         except WorkerTakenError as error:
             raise RefusedError(grpc.StatusCode.ABORTED, str(error)) from error
-        raise invalid("body", kind, "send Snapshot, Delta or Load after Hello")
+        raise invalid("body", kind, "send Snapshot, Delta, Load or a file that was asked for after Hello")
 
     async def _hello(self, hello: pb.Hello) -> pb.PublishResponse:
         facts = check_hello(hello)
@@ -172,6 +180,8 @@ class Session:
         self.end_reason = f"nothing came for {SILENCE_SECONDS:.0f} s"
         self._metrics.publish_streams.labels(hello.pool).inc()
         self._wanted = self.seq == 0
+        if hello.sends_files:
+            self._offer = self._files.offer(hello.pool, hello.worker_id, facts.files)
         return pb.PublishResponse(
             welcome=pb.Welcome(format_version=FORMAT_VERSION, seq=self.seq, snapshot_wanted=self._wanted)
         )
@@ -194,6 +204,9 @@ class Session:
             raise RefusedError(grpc.StatusCode.ABORTED, "load.epoch: a new epoch starts a new stream with Hello")
         if load.seq != self.seq and not self._snapshotting:
             return self._want_snapshot(f"the worker is at {load.seq}, the ledger at {self.seq}")
+        # Here, since loads come all the time and have no other answer.
+        if self._offer is not None and (digests := self._offer.wanted()):
+            return pb.PublishResponse(files_wanted=pb.FilesWanted(digests=digests))
         return None
 
     async def _delta(self, claim: Claim, delta: pb.Delta) -> pb.PublishResponse | None:

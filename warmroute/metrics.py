@@ -76,6 +76,25 @@ class GatewayMetrics:
             ["pool", "reason"],
             registry=registry,
         )
+        self.prompt_tokens_mismatch = Counter(
+            "warmroute_prompt_tokens_mismatch",
+            "Replies that count other prompt tokens than the gateway made of the prompt: its keys were wrong.",
+            ["pool"],
+            registry=registry,
+        )
+        self.cached_tokens_error = Histogram(
+            "warmroute_gateway_cached_tokens_error",
+            "Cached tokens that routing expected, less those that the reply tells.",
+            ["pool"],
+            registry=registry,
+            buckets=(-8192, -1024, -256, -64, -1, 0, 64, 256, 1024, 8192),
+        )
+        self.engine_tokens = Counter(
+            "warmroute_gateway_engine_tokens",
+            "Prompts that the engine was asked to tokenise, since most replies counted other tokens: told, failed.",
+            ["pool", "outcome"],
+            registry=registry,
+        )
         self.access_log_dropped = Counter(
             "warmroute_gateway_access_log_dropped",
             "Lines of the access log that were lost, since too many waited or they could not be written.",
@@ -91,6 +110,30 @@ class GatewayMetrics:
             "warmroute_gateway_refused_retries",
             "Attempts that could have followed a failed one, but for the pool's retry budget.",
             ["pool"],
+            registry=registry,
+        )
+        self.pool_fingerprints = Gauge(
+            "warmroute_gateway_pool_fingerprints",
+            "Ways in which the pool's workers key; more than 1: all but one are routed by load.",
+            ["pool"],
+            registry=registry,
+        )
+        self.pool_file_sets = Gauge(
+            "warmroute_gateway_pool_file_sets",
+            "Different sets of tokenizer, template and configuration files that the pool's workers offer.",
+            ["pool"],
+            registry=registry,
+        )
+        self.tokenizer = Gauge(
+            "warmroute_gateway_tokenizer",
+            "1 for where the pool's tokenizer is from: folder, hub, workers; none: requests are routed by load.",
+            ["pool", "source"],
+            registry=registry,
+        )
+        self.tokenizer_loads = Counter(
+            "warmroute_gateway_tokenizer_loads",
+            "Tokenizers and templates put to use, or not: loaded, failed (tried again).",
+            ["pool", "outcome"],
             registry=registry,
         )
         self.in_flight_requests = Gauge(
@@ -262,6 +305,13 @@ class IndexerMetrics:
             ["pool"],
             registry=registry,
         )
+        self.model_files = Counter(
+            "warmroute_indexer_model_files",
+            "Model files that workers were asked for, by what came of it: stored, refused (too long, out of order), "
+            "mismatch (not what its digest says), abandoned, full (those in use leave no room), failed (Redis).",
+            ["pool", "outcome"],
+            registry=registry,
+        )
         self.ledger_seconds = Histogram(
             "warmroute_indexer_ledger_seconds",
             "Time of one call to Redis.",
@@ -280,7 +330,14 @@ class IndexerMetrics:
 
     def forget_pool(self, pool: str) -> None:
         """Drop the series of a pool that is gone, so that names of pools come and go without an end."""
-        for metric in (self.publish_streams, self.snapshots, self.deltas, self.keys, self.dropped_workers):
+        for metric in (
+            self.publish_streams,
+            self.snapshots,
+            self.deltas,
+            self.keys,
+            self.dropped_workers,
+            self.model_files,
+        ):
             metric.remove_by_labels({"pool": pool})
 
 

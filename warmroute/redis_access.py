@@ -39,8 +39,10 @@ SCRIPT_COMMANDS: Final = (
     "zremrangebyscore",
     "zscore",
 )
+# The script of model files calls these too. An indexer without them keeps none, and does everything else.
+FILE_COMMANDS: Final = ("exists", "persist", "pexpire", "rename", "setrange", "strlen")
 INDEXER_COMMANDS: Final = ("ping", "info", "eval", "evalsha", "smembers", *SCRIPT_COMMANDS)
-GATEWAY_COMMANDS: Final = ("ping", "get", "hgetall", "smembers", "xrange", "xread", "xrevrange", "zrange")
+GATEWAY_COMMANDS: Final = ("ping", "get", "getrange", "hgetall", "smembers", "xrange", "xread", "xrevrange", "zrange")
 # The scripts of tenants' limits and of stored responses, and what they call.
 LIMIT_COMMANDS: Final = ("eval", "evalsha", "hdel", "hset", "pexpire", "time")
 RESPONSE_COMMANDS: Final = ("hget", "zadd", "zcard", "zrangebyscore", "zrem")
@@ -50,7 +52,7 @@ CLUSTER_COMMANDS: Final = ("cluster|slots",)
 
 def indexer_rules(*, cluster: bool = False) -> str:
     """Reads and writes keys of the index alone."""
-    return _rules("~wr:*", INDEXER_COMMANDS, cluster)
+    return _rules("~wr:*", (*INDEXER_COMMANDS, *FILE_COMMANDS), cluster)
 
 
 def gateway_rules(*, cluster: bool = False) -> str:

@@ -13,7 +13,6 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 import warmroute
-from indexer.keys import tokenizer_digest
 from warmroute.addresses import address
 from warmroute.admin import AdminServer
 from warmroute.config import WorkerConfig
@@ -29,6 +28,7 @@ from worker.engine.tokenizer import EngineTokenizer
 from worker.events import CacheEvent
 from worker.index_blocks import capacity_keys
 from worker.model_cache import ModelCacheError, ensure_model
+from worker.model_files import ModelFiles
 from worker.publisher import Identity, Publisher
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,10 @@ def _model_path(config: WorkerConfig) -> Path:
 def _publisher(
     config: WorkerConfig, model_path: Path, runner: EngineRunner, metrics: WorkerMetrics, security: ClientSecurity
 ) -> Publisher:
-    tokenizer_json = (model_path / "tokenizer.json").read_bytes()
+    try:
+        files = ModelFiles.from_folder(model_path)
+    except OSError as error:
+        raise StartupError(f"worker.model_path: {error}") from error
     identity = Identity(
         pool=config.pool,
         worker_id=config.worker_id or uuid.uuid4().hex,
@@ -108,8 +111,7 @@ def _publisher(
         capacity_keys=capacity_keys(
             cache_tokens=runner.capacity_blocks * runner.block_tokens, index_block_tokens=config.index_block_tokens
         ),
-        tokenizer_digest=tokenizer_digest(tokenizer_json),
-        tokenizer_bytes=len(tokenizer_json),
+        files=files,
     )
     try:
         return Publisher(config.indexer or "", identity, runner.load, metrics, security)

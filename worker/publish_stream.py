@@ -1,4 +1,4 @@
-"""One stream to an indexer after its Welcome: loads, deltas and snapshots out, answers in.
+"""One stream to an indexer after its Welcome: loads, deltas, snapshots and files out, answers in.
 
 One loop does all the sending, so messages are ordered and nothing waits unseen: whatever else is going on, a load goes
 out every 100 ms (it is the heartbeat) and a new epoch ends the stream at once.
@@ -20,6 +20,8 @@ import grpc
 from warmroute.metrics import WorkerMetrics
 from warmroute.v1 import index_pb2 as pb
 from worker.events import Tier
+from worker.file_uploads import FileUploads
+from worker.model_files import ModelFiles
 from worker.publish_state import TIERS, ChunkToSend, DeltaToSend, KeysByTier, PublishState, Resume
 
 logger = logging.getLogger(__name__)
@@ -52,8 +54,9 @@ class PublishStream:
         state: PublishState,
         load: Callable[[], pb.Load],
         metrics: WorkerMetrics,
+        files: ModelFiles,
     ) -> None:
-        """`load` makes the load report of this moment; the epoch is set here."""
+        """`load` makes the load report of this moment; the epoch is set here. `files`: what Hello offers."""
         self.answered = False
         self._call = call
         self._state = state
@@ -61,6 +64,7 @@ class PublishStream:
         self._metrics = metrics
         self._epoch = state.epoch
         self._wake = asyncio.Event()
+        self._uploads = FileUploads(files, wake=self._wake.set)
         # The indexer answers what was sent, one message at a time; more than this is not an answer.
         self._answers: deque[pb.PublishResponse] = deque(maxlen=64)
         self._snapshot_wanted = False
@@ -96,6 +100,7 @@ class PublishStream:
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
+            await self._uploads.close()
 
     async def _read(self) -> None:
         """Take responses off the stream; ends with the stream's own status."""
@@ -135,6 +140,9 @@ class PublishStream:
             load = self._load()
             load.epoch = self._epoch
             await self._write(pb.PublishRequest(load=load))
+        # Last: whatever else is due has gone.
+        if (file_chunk := self._uploads.next_chunk(now)) is not None:
+            await self._write(pb.PublishRequest(file=file_chunk))
 
     @property
     def _unacknowledged(self) -> bool:
@@ -147,6 +155,10 @@ class PublishStream:
                 self._snapshot_wanted = True
             case "leave":
                 self._leaving = True
+            case "files_wanted":
+                self._uploads.want(response.files_wanted.digests)
+            case "file_ack":
+                self._uploads.acknowledged(response.file_ack)
             case "snapshot_deferred" if self._chunk is not None:
                 wait = response.snapshot_deferred.retry_after_ms / 1000
                 self._chunk_due = now + min(wait, ANSWER_SECONDS) * random.uniform(0.8, 1.2)

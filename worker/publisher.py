@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import grpc
@@ -27,6 +27,7 @@ from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
 from worker.events import CacheEvent, EngineLoad
 from worker.index_blocks import Changes, IndexBlocks
+from worker.model_files import ModelFiles
 from worker.publish_state import PublishState
 from worker.publish_stream import ANSWER_SECONDS, Call, PublishStream, StreamEndedError
 from worker.replicas import Replica, Replicas, UnresolvedError
@@ -64,18 +65,21 @@ class Identity:
     engine_block_tokens: int
     index_block_tokens: int
     capacity_keys: int
-    tokenizer_digest: str = ""
-    tokenizer_bytes: int = 0
     host_capacity_keys: int = 0
     capacity_blocks: int | None = None
     host_capacity_blocks: int | None = None
     publishes_events: bool = True
     adapters: tuple[str, ...] = ()
+    files: ModelFiles = field(default_factory=ModelFiles)
+    """What gateways need of the model's folder; without a tokenizer in it they cannot key its prompts."""
 
     @property
     def fingerprint(self) -> str:
+        tokenizer = self.files.tokenizer
         return pool_fingerprint(
-            index_block_tokens=self.index_block_tokens, base_model=self.model, tokenizer=self.tokenizer_digest
+            index_block_tokens=self.index_block_tokens,
+            base_model=self.model,
+            tokenizer="" if tokenizer is None else tokenizer.digest,
         )
 
 
@@ -202,7 +206,9 @@ class Publisher:
             async with self._call(replica) as call:
                 welcome = await self._hello(call)
                 self.replicas.forgive()
-                stream = self._stream = PublishStream(call, self.state, self._load_message, self._metrics)
+                stream = self._stream = PublishStream(
+                    call, self.state, self._load_message, self._metrics, self.identity.files
+                )
                 self._set_connected(connected=True, address=replica.address)
                 resume = self.state.resume(ledger_seq=welcome.seq, snapshot_wanted=welcome.snapshot_wanted)
                 await stream.run(resume)
@@ -253,11 +259,12 @@ class Publisher:
             capacity=[pb.TierCapacity(tier=pb.TIER_DEVICE, keys=identity.capacity_keys)],
             publishes_events=identity.publishes_events,
             adapters=identity.adapters,
+            sends_files=True,
         )
         if identity.host_capacity_keys:
             hello.capacity.add(tier=pb.TIER_HOST, keys=identity.host_capacity_keys)
-        if identity.tokenizer_digest:
-            hello.files.add(name="tokenizer.json", digest=identity.tokenizer_digest, size=identity.tokenizer_bytes)
+        for file in identity.files.files:
+            hello.files.add(name=file.name, digest=file.digest, size=file.size)
         return hello
 
     async def _hello(self, call: Call) -> pb.Welcome:

@@ -13,9 +13,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from bench.relay.load import API_KEY, MODEL
+from bench.relay.load import API_KEY, MODEL, told
 from bench.relay.servers import SALT_SECRET, TENANT, Gateway
-from gateway.prompts.body import Unkeyed, parse_body
+from gateway.prompts.body import BodyKind, Unkeyed, parse_body
 from gateway.prompts.keyer import KeySpace, PromptKeyer
 from gateway.tenants.salts import Salts
 from gateway.tenants.tenant import Tenant
@@ -47,12 +47,15 @@ def model_folder() -> Path | None:
         return None
 
 
-def publish(redis_port: int, pool: str, upstream_port: int, model: Path, payloads: Sequence[bytes]) -> None:
-    """Write the upstream into the pool's index, with the keys of the payloads, as an indexer does for a worker."""
-    asyncio.run(_publish(redis_port, pool, upstream_port, model, payloads))
+def publish(redis_port: int, pool: str, upstream_port: int, model: Path, payloads: Sequence[bytes]) -> list[bytes]:
+    """Write the upstream into the pool's index, with the keys of the payloads, as an indexer does for a worker. Returns
+    the payloads, of which the upstream tells as many tokens as they have."""
+    return asyncio.run(_publish(redis_port, pool, upstream_port, model, payloads))
 
 
-async def _publish(redis_port: int, pool: str, upstream_port: int, model: Path, payloads: Sequence[bytes]) -> None:
+async def _publish(
+    redis_port: int, pool: str, upstream_port: int, model: Path, payloads: Sequence[bytes]
+) -> list[bytes]:
     keyer = PromptKeyer.from_folder(model, budget_seconds=KEY_SECONDS)
     space = KeySpace(
         pool_fingerprint(
@@ -62,12 +65,14 @@ async def _publish(redis_port: int, pool: str, upstream_port: int, model: Path, 
     )
     salt = Salts(SALT_SECRET.encode()).salt(Tenant(TENANT, TENANT), None) or ""
     keys: list[int] = []
+    counted: list[bytes] = []
     try:
         for payload in payloads:
-            prompt = await keyer.key(replace(parse_body(payload, chat=True), salt=salt), space)
+            prompt = await keyer.key(replace(parse_body(payload, BodyKind.CHAT), salt=salt), space)
             if isinstance(prompt, Unkeyed):
                 raise NotExactError(f"a prompt has no keys: {prompt.reason}")
             keys += prompt.keys
+            counted.append(told(payload, prompt.tokens))
     finally:
         keyer.close()
     facts = WorkerFacts(
@@ -88,6 +93,7 @@ async def _publish(redis_port: int, pool: str, upstream_port: int, model: Path, 
         await ledger.snapshot_chunk(owner, seq=1, chunk=0, last=True, held={"device": sorted(set(keys))})
     finally:
         await redis.aclose()
+    return counted
 
 
 def wait_exact(proxy: Gateway) -> None:

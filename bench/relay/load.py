@@ -7,7 +7,7 @@ from random import Random
 
 import httptools
 
-from bench.relay.upstream import BODY_END
+from bench.relay.upstream import BODY_END, TOLD, TOLD_DIGITS
 
 MODEL = "bench"
 API_KEY = b"key"
@@ -25,13 +25,20 @@ def body(random: Random, size: int, events: int) -> bytes:
     """A chat request of about `size` bytes that asks for so many events; 0: for a short reply that is no stream."""
     text = " ".join(random.choices(WORDS, k=size))[: max(1, size - 200)].encode()
     stream = b'"stream": true, "stream_options": {"include_usage": true}, ' if events else b""
-    return b'{"model": "%b", "messages": [{"role": "user", "content": "%b"}], %b"max_tokens": %d, %b' % (
+    return b'{"model": "%b", "messages": [{"role": "user", "content": "%b"}], %b%b"max_tokens": %d, %b' % (
         MODEL.encode(),
         text,
         stream,
+        TOLD + b"%0*d" % (TOLD_DIGITS, 100) + b'", ',
         events,
         BODY_END,
     )
+
+
+def told(payload: bytes, tokens: int) -> bytes:
+    """The same request, of which the upstream tells that its prompt has so many tokens."""
+    head, mark, tail = payload.rpartition(TOLD)
+    return head + mark + b"%0*d" % (TOLD_DIGITS, tokens) + tail[TOLD_DIGITS:]
 
 
 class LoadClient(asyncio.Protocol):

@@ -38,6 +38,7 @@ from redis.exceptions import RedisError
 from bench.relay import exact, servers
 from bench.relay.load import body, load
 from bench.relay.servers import Server
+from gateway.compiled import description, is_compiled
 
 SMALL_BYTES = 400
 LARGE_BYTES = 8192
@@ -146,7 +147,7 @@ def measure_all(arguments: argparse.Namespace) -> tuple[dict[str, Costs], float 
         valkey = stack.enter_context(servers.valkey(ours))
         wait_redis(valkey)
         if model is not None:
-            exact.publish(valkey.port, EXACT, engine.port, model, workload.large)
+            workload.large[:] = exact.publish(valkey.port, EXACT, engine.port, model, workload.large)
         gateway = partial(servers.Gateway, folder=Path(folder), upstream_port=engine.port, redis_port=valkey.port)
         exact_gateway = None if model is None else gateway(EXACT, core=under_test, model_path=model)
         started = [
@@ -224,6 +225,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures = report(costs, matched)
     if "nginx" not in costs:
         print("nginx is not installed (Debian: nginx-light): its figures are null")
-    print(f"took {time.monotonic() - started_at:.1f} s")
-    print(json.dumps({"seed": arguments.seed, **figures}))
+    print(f"the gateway ran as {description()}; took {time.monotonic() - started_at:.1f} s")
+    print(json.dumps({"seed": arguments.seed, "compiled": is_compiled(), **figures}))
     return 0

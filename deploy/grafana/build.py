@@ -14,6 +14,7 @@ from typing import Any
 
 from panels import COLUMNS, NAMESPACE, POOL, Panel, quantile, quantiles, rate, series, share, stat, variable
 from tenant_panels import TENANT_PANELS
+from tokenizer_panels import TOKENIZER_PANELS
 
 HERE = Path(__file__).parent
 OUTPUT = HERE / "warmroute.json"
@@ -310,6 +311,7 @@ ROWS = (
     ("Requests", REQUEST_PANELS),
     ("Tenants", TENANT_PANELS),
     ("Cache", CACHE_PANELS),
+    ("Tokenizers", TOKENIZER_PANELS),
     ("Workers", WORKER_PANELS),
     ("Index in the gateways", MIRROR_PANELS),
     ("Indexer", INDEXER_PANELS),

@@ -112,11 +112,7 @@ class AccessLog:
             except asyncio.CancelledError:
                 self._drop(len(entries))
                 raise
-            except (
-                OSError,
-                ValueError,
-                RuntimeError,
-            ) as error:  # standard output is closed; no thread could be started
+            except (OSError, ValueError, RuntimeError) as error:  # also: a closed standard output, no thread to be had
                 self._drop(len(entries))
                 if not self._failing:  # once, not twice a second
                     self._failing = True

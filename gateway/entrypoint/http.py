@@ -26,28 +26,8 @@ HOP_BY_HOP = frozenset(
 _CONNECTION_OPTIONS = frozenset({b"", b"close", b"keep-alive"})
 
 
-class Headed:
-    """A message whose headers are found by name."""
-
-    __slots__ = ()
-
-    headers: list[Header]
-    first_values: dict[bytes, bytes] | None
-
-    def by_name(self) -> dict[bytes, bytes]:
-        """The first value of each header, by its lower-case name."""
-        if self.first_values is None:
-            self.first_values = first_values(self.headers)  # type: ignore[misc]  # a slot of the subclass
-        return self.first_values
-
-    def header(self, name: bytes) -> bytes | None:
-        """The first value of the header with this lower-case name; None when there is none."""
-        values = self.first_values
-        return (self.by_name() if values is None else values).get(name)
-
-
 @dataclass(slots=True)  # not frozen: freezing triples the cost of making one, and every request makes one
-class Request(Headed):
+class Request:
     """One request with its whole body."""
 
     method: str
@@ -70,10 +50,14 @@ class Request(Headed):
     """The client's x-request-id where it is short and printable, else a random one."""
     arrived_at: float
     """Loop time at which the last byte of the request was parsed."""
+    first_values: dict[bytes, bytes] = field(repr=False, compare=False)
+    """What the function of this name makes of `headers`, as they came."""
     scheme: str = "http"
     """`http` or `https`, as the client's connection is."""
-    first_values: dict[bytes, bytes] | None = field(default=None, repr=False, compare=False)
-    """The first value of each header; made of `headers` when left out."""
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of the header with this lower-case name; None when there is none."""
+        return self.first_values.get(name)
 
 
 def first_values(headers: list[Header]) -> dict[bytes, bytes]:

@@ -173,8 +173,8 @@ class RequestParser:
                 self._client,
                 request_id(self._first_values.get(b"x-request-id")),
                 self._now,
-                self._scheme,
                 self._first_values,
+                self._scheme,
             )
         )
         self._body = b""

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from gateway.entrypoint.http import Headed, Header, first_values
+from gateway.entrypoint.http import Header, first_values
 from gateway.entrypoint.watch import NEVER
 
 JOIN_LIMIT_BYTES = 65_536
@@ -30,7 +30,7 @@ class Failure(Enum):
 
 
 @dataclass(slots=True)  # not frozen: see Request
-class ReplyHead(Headed):
+class ReplyHead:
     """Status and headers of a worker's reply; 1xx are skipped."""
 
     status: int
@@ -38,8 +38,12 @@ class ReplyHead(Headed):
     """As they came, in order, duplicates kept; lower-case names."""
     length: int | None
     """The body's announced length in bytes (for HEAD the length that GET would have); None when not known."""
-    first_values: dict[bytes, bytes] | None = field(default=None, repr=False, compare=False)
-    """The first value of each header; made of `headers` when left out."""
+    first_values: dict[bytes, bytes] = field(repr=False, compare=False)
+    """See `Request`."""
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of the header with this lower-case name; None when there is none."""
+        return self.first_values.get(name)
 
 
 class ReplyListener(Protocol):

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
 
 import orjson
 
-MEDIA_PARTS = frozenset({"image_url", "input_audio", "video_url", "audio_url", "file", "image", "audio", "video"})
+from gateway.prompts.chat import chat_prompt
+from gateway.prompts.completion import completion_prompt
+from gateway.prompts.media import sent_bytes
+from gateway.prompts.messages import message_prompt
+from gateway.prompts.requests import Chat, Completion, MalformedError, Request, Unkeyed
+from gateway.prompts.responses import response_prompt
+from warmroute.chat_template import ConversationError
+
+CHARACTERS_PER_TOKEN: Final = 4
+"""For estimates of lengths that nobody counts."""
+
+
+class BodyKind(StrEnum):
+    """Which API a body is of: how its prompt is made."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    RESPONSE = "response"
+    MESSAGES = "messages"
+
+
+_READERS: Final[Mapping[BodyKind, Callable[[Mapping[str, Any]], Request | Unkeyed]]] = {
+    BodyKind.CHAT: chat_prompt,
+    BodyKind.COMPLETION: completion_prompt,
+    BodyKind.RESPONSE: response_prompt,
+    BodyKind.MESSAGES: message_prompt,
+}
 
 
 class BadRequestError(Exception):
@@ -20,42 +47,28 @@ class BadRequestError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
-    """The parts of a chat that make its prompt."""
-
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    add_generation_prompt: bool = True
-    template_variables: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class RoutedBody:
-    """One request. `prompt` is a chat, a text, token ids, or a reason why it cannot be keyed (`Unkeyed`). `size` is
+    """One request. `prompt` is a chat, texts or token ids, or a reason why it cannot be keyed (`Unkeyed`). `size` is
     the body's, in bytes: what a prompt costs grows with it."""
 
     model: str
     salt: str
-    prompt: Chat | str | list[int] | Unkeyed
+    prompt: Request | Unkeyed
     size: int
     adapter: str = ""
     """The LoRA adapter as the engine names it; "" for the base model."""
+    media_bytes: int = 0
+    """How much of `size` is pictures and the like, sent along: no text."""
+
+    @property
+    def estimated_tokens(self) -> int:
+        """The prompt's length, where nobody has counted it."""
+        return max(self.size - self.media_bytes, 0) // CHARACTERS_PER_TOKEN
 
 
-@dataclass(frozen=True, slots=True)
-class Unkeyed:
-    """Why a prompt has no keys: the request is routed by load and the engine judges the rest.
-
-    `tokens` is an estimate of the prompt's length, 0 where nothing is known.
-    """
-
-    reason: str
-    tokens: int = 0
-
-
-def parse_body(body: bytes, *, chat: bool) -> RoutedBody:
+def parse_body(body: bytes, kind: BodyKind) -> RoutedBody:
     """`parse_object` and `routed_body` in one."""
-    return routed_body(parse_object(body), len(body), chat=chat)
+    return routed_body(parse_object(body), len(body), kind)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -77,7 +90,7 @@ def model_name(fields: Mapping[str, Any]) -> str:
     return model
 
 
-def routed_body(fields: Mapping[str, Any], size: int, *, chat: bool) -> RoutedBody:
+def routed_body(fields: Mapping[str, Any], size: int, kind: BodyKind) -> RoutedBody:
     """Read the fields that matter to routing of a body of `size` bytes.
 
     Raises BadRequestError where no worker could serve the request. Anything that is odd but for the model's name is
@@ -85,66 +98,34 @@ def routed_body(fields: Mapping[str, Any], size: int, *, chat: bool) -> RoutedBo
     """
     model = model_name(fields)
     salt = fields.get("cache_salt")
-    prompt = _chat(fields) if chat else _completion(fields)
+    prompt: Request | Unkeyed
+    try:
+        prompt = _READERS[kind](fields)
+    except (MalformedError, ConversationError, RecursionError):
+        prompt = Unkeyed("malformed")
     if salt is not None and not isinstance(salt, str):
         prompt, salt = Unkeyed("malformed"), None
-    return RoutedBody(model, salt or "", prompt, size)
+    if isinstance(prompt, Unkeyed) and prompt.reason != "malformed":
+        prompt = Unkeyed(prompt.reason, size // CHARACTERS_PER_TOKEN)
+    return RoutedBody(model, salt or "", prompt, size, media_bytes=_media_bytes(prompt))
 
 
-def _chat(fields: Mapping[str, Any]) -> Chat | Unkeyed:
-    messages, tools = fields.get("messages"), fields.get("tools")
-    variables = fields.get("chat_template_kwargs") or {}
-    if not (
-        isinstance(messages, list)
-        and messages
-        and all(isinstance(message, dict) for message in messages)
-        and (tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)))
-        and isinstance(variables, dict)
-    ):
-        return Unkeyed("malformed")
-    if fields.get("chat_template") is not None or fields.get("continue_final_message"):
-        return Unkeyed("template")
-    texts: list[Mapping[str, Any]] = []
-    for message in messages:
-        text = _text_message(message)
-        if isinstance(text, Unkeyed):
-            return text
-        texts.append(text)
-    generation = fields.get("add_generation_prompt", True)
-    return Chat(texts, tools or None, generation is not False, variables)
+def _media_bytes(prompt: Request | Unkeyed) -> int:
+    if not isinstance(prompt, Chat):
+        return 0
+    contents = [content for message in prompt.messages if isinstance(content := message.get("content"), list)]
+    return sum(sent_bytes(part) for content in contents for part in content if isinstance(part, dict))
 
 
-def _text_message(message: Mapping[str, Any]) -> Mapping[str, Any] | Unkeyed:
-    """The message with its text parts joined, as engines hand them to templates that take strings."""
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return message
-    if not isinstance(content, list):
-        return Unkeyed("malformed")
-    texts: list[str] = []
-    for part in content:
-        if not isinstance(part, dict):
-            return Unkeyed("malformed")
-        kind = part.get("type")
-        if isinstance(kind, str) and kind in MEDIA_PARTS:
-            return Unkeyed("media")
-        text = part.get("text")
-        if not isinstance(text, str):
-            return Unkeyed("malformed")
-        texts.append(text)
-    return {**message, "content": "\n".join(texts)}
-
-
-def _completion(fields: Mapping[str, Any]) -> str | list[int] | Unkeyed:
-    prompt = fields.get("prompt")
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, list) and prompt:
-        first = prompt[0]
-        if isinstance(first, str) and len(prompt) == 1:
-            return first
-        if isinstance(first, str | list):
-            return Unkeyed("several_prompts")
-        # Whether all of millions are token ids is found out when they are packed.
-        return prompt
-    return Unkeyed("malformed")
+__all__ = [
+    "BadRequestError",
+    "BodyKind",
+    "Chat",
+    "Completion",
+    "RoutedBody",
+    "Unkeyed",
+    "model_name",
+    "parse_body",
+    "parse_object",
+    "routed_body",
+]

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gateway.prompts.body import Chat, RoutedBody, Unkeyed
+from gateway.prompts.body import CHARACTERS_PER_TOKEN, RoutedBody
+from gateway.prompts.encoding import PromptEncoder, Unfinished
+from gateway.prompts.media import block_extras
+from gateway.prompts.requests import Chat, Unkeyed
 from gateway.prompts.tokenizer import PromptTokenizer, TokenizerError
-from indexer.keys import TOKEN_BYTES, chain, root, token_bytes
-from warmroute.chat_template import ChatTemplate, ChatTemplateError
+from indexer.keys import TOKEN_BYTES, chain, root
+from warmroute.chat_template import ChatTemplate, ChatTemplateError, ConversationError
+from warmroute.config import MediaKind, MediaTokensConfig
 
 logger = logging.getLogger(__name__)
 
-# Work on the loop stalls every stream of the process. Templates, packing and keys of a body of this size take 1 to
-# 2 ms, tokenising this many characters 1 ms (1.5 to 2 MB/s); what is larger goes to the thread.
-INLINE_BYTES: Final = 32_768
-INLINE_CHARACTERS: Final = 2_000
+# Work on the loop stalls every stream of the process. Templates take up to 4 us a message and 3 ns a byte, packing and
+# keys less: a millisecond for what is within both bounds. All else goes to the threads, and so does what has more to
+# tokenise than the tokenizer's `inline_characters`.
+INLINE_BYTES: Final = 65_536
+INLINE_MESSAGES: Final = 200
+THREADS: Final = 2
 # More than any context holds today; the thread would work on it for seconds, for a request that fails.
 SIZE_LIMIT: Final = 8_000_000
 PENDING_LIMIT: Final = 32
-CHARACTERS_PER_TOKEN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +46,31 @@ class Prompt:
 
     tokens: int
     keys: list[int]
+    exact: bool = True
+    """False where the engine may count otherwise: it puts in tokens of media, or cuts what is too long for it."""
 
 
 class PromptKeyer:
-    """One pool's prompts. Long ones go to one thread, at most `PENDING_LIMIT` at a time."""
+    """One pool's prompts. Long ones go to a few threads, at most `PENDING_LIMIT` at a time."""
 
-    def __init__(self, tokenizer: PromptTokenizer, template: ChatTemplate | None, *, budget_seconds: float) -> None:
+    def __init__(
+        self,
+        tokenizer: PromptTokenizer,
+        template: ChatTemplate | None,
+        *,
+        budget_seconds: float,
+        media: Mapping[MediaKind, MediaTokensConfig] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
-        self._template = template
+        self.encoder = PromptEncoder(tokenizer, template, media)
         self._budget_seconds = budget_seconds
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
         self._pending = 0
 
     @classmethod
-    def from_folder(cls, folder: Path, *, budget_seconds: float) -> PromptKeyer:
+    def from_folder(
+        cls, folder: Path, *, budget_seconds: float, media: Mapping[MediaKind, MediaTokensConfig] | None = None
+    ) -> PromptKeyer:
         """Read tokenizer and chat template of a model's folder; raises TokenizerError.
 
         A missing or broken template is no error: chats are routed by load then, completions are keyed.
@@ -63,27 +80,30 @@ class PromptKeyer:
             template = ChatTemplate.from_folder(folder)
         except ChatTemplateError as error:
             logger.warning("chats are routed by load: %s", error)
-        return cls(PromptTokenizer.from_folder(folder), template, budget_seconds=budget_seconds)
+        tokenizer = PromptTokenizer.from_folder(folder)
+        return cls(tokenizer, template, budget_seconds=budget_seconds, media=media)
 
     def close(self) -> None:
-        """Let the thread end; what it has begun is finished."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Let the threads end; what they have begun is finished."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def key(self, body: RoutedBody, space: KeySpace) -> Prompt | Unkeyed:
         """The prompt's keys, or why there are none. Never raises for what a client sent."""
         if isinstance(body.prompt, Unkeyed):
             return body.prompt
-        if body.size <= INLINE_BYTES:
-            prompt = self._prompt(body, space, character_limit=INLINE_CHARACTERS)
-            if prompt is not None:
+        begun = None
+        if _is_small(body):
+            prompt = self._prompt(body, space, character_limit=self.tokenizer.inline_characters)
+            if isinstance(prompt, Prompt | Unkeyed):
                 return prompt
-        estimate = body.size // CHARACTERS_PER_TOKEN
-        if body.size > SIZE_LIMIT:
+            begun = prompt
+        estimate = body.estimated_tokens
+        if body.size - body.media_bytes > SIZE_LIMIT:
             return Unkeyed("too_long", estimate)
         if self._pending >= PENDING_LIMIT:
             return Unkeyed("busy", estimate)
         self._pending += 1
-        work = asyncio.get_running_loop().run_in_executor(self._thread, self._long_prompt, body, space)
+        work = asyncio.get_running_loop().run_in_executor(self._threads, self._long_prompt, body, space, begun)
         work.add_done_callback(self._finished)
         try:
             # Shielded: what is late for this request is remembered for the next one.
@@ -95,50 +115,53 @@ class PromptKeyer:
     def _finished(self, work: asyncio.Future[Prompt | Unkeyed]) -> None:
         self._pending -= 1
 
-    def _long_prompt(self, body: RoutedBody, space: KeySpace) -> Prompt | Unkeyed:
-        """On the thread."""
-        prompt = self._prompt(body, space, character_limit=SIZE_LIMIT)
-        return prompt or Unkeyed("too_long", body.size // CHARACTERS_PER_TOKEN)
+    def _long_prompt(self, body: RoutedBody, space: KeySpace, begun: Unfinished | None) -> Prompt | Unkeyed:
+        """On a thread."""
+        prompt = self._prompt(body, space, character_limit=SIZE_LIMIT, begun=begun)
+        return prompt if isinstance(prompt, Prompt | Unkeyed) else Unkeyed("too_long", body.estimated_tokens)
 
-    def _prompt(self, body: RoutedBody, space: KeySpace, *, character_limit: int) -> Prompt | Unkeyed | None:
-        """Render, tokenise, key; None where more characters would have to be tokenised than the limit."""
+    def _prompt(
+        self, body: RoutedBody, space: KeySpace, *, character_limit: int, begun: Unfinished | None = None
+    ) -> Prompt | Unkeyed | Unfinished | None:
+        """Render, tokenise, key. Unfinished, to be `begun` with, or None where more characters would have to be
+        tokenised than the limit."""
+        if isinstance(body.prompt, Unkeyed):
+            return body.prompt
         try:
-            tokens = self._tokens(body, character_limit)
+            if begun is None:
+                encoded = self.encoder.encode(body.prompt, character_limit=character_limit)
+            else:
+                encoded = self.encoder.finish(begun)
+        except (ConversationError, TypeError, OverflowError):
+            return Unkeyed("malformed")
         except ChatTemplateError:
             return Unkeyed("template")
-        except (TypeError, OverflowError):
-            return Unkeyed("malformed")
         except Exception:
             logger.exception("a prompt could not be keyed")
-            return Unkeyed("error", body.size // CHARACTERS_PER_TOKEN)
-        if not isinstance(tokens, bytes):
-            return tokens
+            return Unkeyed("error", body.estimated_tokens)
+        if encoded is None or isinstance(encoded, Unfinished):
+            return encoded
+        if isinstance(encoded, Unkeyed):
+            return Unkeyed(encoded.reason, body.estimated_tokens)
         seed = root(space.fingerprint, adapter=body.adapter, salt=body.salt)
-        keys = chain(tokens, seed, block_tokens=space.index_block_tokens)
-        return Prompt(len(tokens) // TOKEN_BYTES, keys)
+        block_tokens = space.index_block_tokens
+        if encoded.text is not None:
+            keys = encoded.text.keys(seed, block_tokens)
+        else:
+            extras = block_extras(encoded.items, block_tokens) if encoded.items else None
+            keys = chain(encoded.token_ids, seed, block_tokens=block_tokens, extras=extras)
+        return Prompt(encoded.tokens, keys, encoded.exact)
 
-    def _tokens(self, body: RoutedBody, character_limit: int) -> bytes | Unkeyed | None:
-        prompt = body.prompt
-        match prompt:
-            case str():
-                # The engine puts the model's own special tokens around a plain prompt.
-                return (
-                    self.tokenizer.encode(prompt, add_special_tokens=True) if len(prompt) <= character_limit else None
-                )
-            case Chat():
-                if self._template is None:
-                    return Unkeyed("template")
-                text = self._template.render(
-                    prompt.messages,
-                    tools=prompt.tools,
-                    add_generation_prompt=prompt.add_generation_prompt,
-                    variables=prompt.template_variables,
-                )
-                return self.tokenizer.encode(text) if self.tokenizer.new_characters(text) <= character_limit else None
-            case Unkeyed():
-                return prompt
-            case _:
-                return token_bytes(prompt)
+    @staticmethod
+    def key_ids(token_ids: bytes, body: RoutedBody, space: KeySpace) -> Prompt:
+        """The prompt of `body` by token ids from elsewhere, packed by `indexer.keys.token_bytes`."""
+        seed = root(space.fingerprint, adapter=body.adapter, salt=body.salt)
+        return Prompt(len(token_ids) // TOKEN_BYTES, chain(token_ids, seed, block_tokens=space.index_block_tokens))
 
 
-__all__ = ["KeySpace", "Prompt", "PromptKeyer", "TokenizerError"]
+def _is_small(body: RoutedBody) -> bool:
+    messages = len(body.prompt.messages) if isinstance(body.prompt, Chat) else 0
+    return body.size <= INLINE_BYTES and messages <= INLINE_MESSAGES
+
+
+__all__ = ["CHARACTERS_PER_TOKEN", "KeySpace", "Prompt", "PromptKeyer", "TokenizerError"]

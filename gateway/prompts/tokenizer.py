@@ -1,59 +1,149 @@
 """Text to token ids, as the engine does it, with what was tokenised before remembered.
 
-Special tokens are hard boundaries of a BPE tokenizer: the text between two of them tokenises independently of the
-rest. So the ids of each such segment are remembered, and a conversation's next turn costs only its new segments.
+A text is cut at its special tokens (`special_tokens`). The ids of the segments between them are remembered, for all
+conversations, and so are whole beginnings of prompts (`prefix_memo`): a conversation's next turn costs only
+what is new.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections import OrderedDict
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from indexer.keys import token_bytes, tokenizer_digest
+from gateway.prompts.bounded_memo import BoundedMemo
+from gateway.prompts.encoders import Encoder, ReferenceEncoder, characters_per_second, fastest_encoder
+from gateway.prompts.prefix_memo import Prefix, PrefixMemo, continue_chain
+from gateway.prompts.special_tokens import SpecialTokens
+from indexer.keys import TOKEN_BYTES, chain, tokenizer_digest
 
 DEFAULT_MEMO_BYTES: Final = 33_554_432
-ENTRY_BYTES: Final = 200  # of an entry's objects, beside its text and ids
+"""Of the segments' memo and, as much again, of the prefixes'."""
+ENTRY_BYTES: Final = 250  # of an entry's objects, beside its text and ids
+
+# What may be tokenised on the loop: as much as takes a millisecond, half of what a stall may last.
+INLINE_SECONDS: Final = 0.001
+LEAST_INLINE_CHARACTERS: Final = 1_000
+MOST_INLINE_CHARACTERS: Final = 32_000
 
 _PROBES: Final = (
     "{0}user\nHello, world! 12345 times.{1}\n{0}assistant\n",
     "a{0} b{1}{1}\n\n {0}ünïcödé 漢字 🙂\t{1} trailing ",
     "{0}def f(x):\n    return x ** 2  # {1}\r\n{0}",
 )
+LEAST_PREFIX_CHARACTERS: Final = 1_000
+"""A shorter beginning of a prompt is not worth its place in memory: its few segments are looked up as fast."""
+MOST_PROBED_NAMES: Final = 300
+
+_PLAIN_PROBES: Final = ("", "a", " plain text ", "\n漢字")
 
 
 class TokenizerError(ValueError):
     """The folder holds no usable tokenizer; the message says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """What is read of one tokenizer.json. Nothing in it changes."""
+
+    reference: ReferenceEncoder
+    encoder: Encoder
+    special: SpecialTokens | None
+    """None where segments are not independent of each other."""
+    frame: tuple[bytes, bytes] | None
+    """Packed ids that the model's special tokens put around a text; None where they are not the same for every text."""
+    inline_characters: int
+
+
+class PreparedText:
+    """One text, cut and looked up once: what is known of it, and what has to be tokenised."""
+
+    def __init__(
+        self,
+        parts: list[str],
+        found: list[bytes | None],
+        encode_part: Callable[[str], bytes],
+        *,
+        special: SpecialTokens | None = None,
+        memo: PrefixMemo | None = None,
+        known: Prefix | None = None,
+        frame: tuple[bytes, bytes] = (b"", b""),
+    ) -> None:
+        """`parts` is what follows the `known` beginning: plain text at even places, for each of which `found` has the
+        ids where they are known, special tokens at odd ones. `frame` is put around the ids of the whole."""
+        self._parts, self._found, self._encode_part = parts, found, encode_part
+        self._special, self._memo, self._known, self._frame = special, memo, known, frame
+        self._ids: bytes | None = None
+        self._prefix = known
+        self.new_characters = sum(len(part) for part, ids in zip(parts[::2], found, strict=True) if ids is None)
+        """How many characters have to be tokenised."""
+
+    def encode(self) -> bytes:
+        """The text's token ids, packed by `indexer.keys.token_bytes`."""
+        if self._ids is None:
+            known = b"" if self._known is None else self._known.ids
+            added, last = self._encode_parts()
+            self._remember(added)
+            self._ids = b"".join((self._frame[0], known, added, last, self._frame[1]))
+        return self._ids
+
+    def keys(self, seed: int, block_tokens: int) -> list[int]:
+        """`indexer.keys.chain` of the ids under a root."""
+        ids = self.encode()
+        if self._prefix is None:
+            return chain(ids, seed, block_tokens=block_tokens)
+        return continue_chain(self._prefix.keys(seed, block_tokens, self._frame[0]), ids, seed, block_tokens)
+
+    def _encode_parts(self) -> tuple[bytes, bytes]:
+        """Ids up to the last special token, and after it."""
+        ids: list[bytes] = []
+        fresh: dict[str, bytes] = {}
+        parts, packed = self._parts, {} if self._special is None else self._special.packed
+        for place, part_ids in enumerate(self._found):
+            if part_ids is None:
+                part = parts[2 * place]
+                part_ids = fresh.get(part)
+                if part_ids is None:
+                    part_ids = fresh[part] = self._encode_part(part)
+            if place:
+                ids.append(packed[parts[2 * place - 1]])
+            ids.append(part_ids)
+        last = ids.pop()
+        return b"".join(ids), last
+
+    def _remember(self, added: bytes) -> None:
+        if self._memo is None or len(self._parts) == 1:
+            return
+        text = "".join(self._parts[:-1])
+        if self._known is not None:
+            self._prefix = self._known.extend(text, added)
+        elif len(text) < LEAST_PREFIX_CHARACTERS:
+            return
+        else:
+            self._prefix = Prefix(text, added)
+        self._memo.put(self._prefix, instead_of=self._known)
+
+
 class PromptTokenizer:
     """One model's tokenizer. Safe to use from several threads at once."""
 
     def __init__(self, tokenizer_json: bytes, *, memo_bytes: int = DEFAULT_MEMO_BYTES) -> None:
-        try:
-            self._tokenizer = Tokenizer.from_str(tokenizer_json.decode("utf-8"))
-            declared: dict[str, Any] = json.loads(tokenizer_json)
-        except Exception as error:
-            raise TokenizerError(f"tokenizer.json is not usable: {error}") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        """Takes a second or two for a large vocabulary. Raises TokenizerError."""
+        self._loaded = loaded = _load(tokenizer_json)
         self.digest = tokenizer_digest(tokenizer_json)
         self.memo_bytes = memo_bytes
-        self._memo: OrderedDict[str, bytes] = OrderedDict()
-        self._memo_size = 0
-        self._memo_lock = Lock()
-        self._special = _hard_boundaries(declared)
-        self._boundary: re.Pattern[str] | None = None
-        if self._special:
-            longest_first = sorted(self._special, key=len, reverse=True)
-            self._boundary = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
-            if not self._segments_are_independent():
-                self._boundary = None
+        self.inline_characters: int = loaded.inline_characters
+        """How many characters may be tokenised on an event loop: what takes this encoder about a millisecond."""
+        self._segments: BoundedMemo[str, bytes] = BoundedMemo(memo_bytes, _segment_size)
+        self._prefixes: PrefixMemo | None = None
+        if loaded.special is not None and loaded.special.self_contained:
+            self._prefixes = PrefixMemo(loaded.special, memo_bytes)
 
     @classmethod
     def from_folder(cls, folder: Path) -> PromptTokenizer:
@@ -64,82 +154,110 @@ class PromptTokenizer:
             raise TokenizerError(f"{folder / 'tokenizer.json'}: {error.strerror}") from error
 
     @property
+    def encoder(self) -> str:
+        """The engine in use: "tokenizers" (the reference), "tiktoken" or "quicktok"."""
+        return self._loaded.encoder.name
+
+    @property
     def segmented(self) -> bool:
         """Whether segments are tokenised one by one and remembered; proven on probes at load."""
-        return self._boundary is not None
+        return self._loaded.special is not None
 
     @property
     def memo_size(self) -> int:
-        """Bytes that the memo takes, about."""
-        return self._memo_size
+        """Bytes that both memos take, about: at most twice `memo_bytes`."""
+        return self._segments.size + (0 if self._prefixes is None else self._prefixes.size)
+
+    def prepare(self, text: str, *, add_special_tokens: bool = False) -> PreparedText:
+        """Cut a text and look it up; nothing is tokenised yet.
+
+        With `add_special_tokens`, those that the model puts around a text are there too.
+        """
+        loaded = self._loaded
+        special, frame = loaded.special, loaded.frame if add_special_tokens else (b"", b"")
+        if special is None or frame is None:
+            reference = partial(loaded.reference.encode, add_special_tokens=add_special_tokens)
+            return PreparedText([text], [None], reference)
+        known = None if self._prefixes is None else self._prefixes.find(text)
+        parts = special.split(text if known is None else text[len(known.text) :])
+        found = self._segments.get_all(parts[::2])
+        return PreparedText(parts, found, self._segment, special=special, memo=self._prefixes, known=known, frame=frame)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> bytes:
         """Token ids of a text, packed by `indexer.keys.token_bytes`."""
-        if add_special_tokens or self._boundary is None:
-            return self._tokenise(text, add_special_tokens=add_special_tokens)
-        return b"".join([self._piece(piece) for piece in self._boundary.split(text) if piece])
+        return self.prepare(text, add_special_tokens=add_special_tokens).encode()
 
     def new_characters(self, text: str) -> int:
-        """How many characters of a chat's text have to be tokenised anew."""
-        if self._boundary is None:
-            return len(text)
-        return sum(
-            len(piece) for piece in self._boundary.split(text) if piece not in self._special and piece not in self._memo
-        )
+        """How many characters of a text have to be tokenised anew."""
+        return self.prepare(text).new_characters
 
-    def _piece(self, piece: str) -> bytes:
-        special = self._special.get(piece)
-        if special is not None:
-            return special
-        with self._memo_lock:
-            ids = self._memo.get(piece)
-            if ids is not None:
-                self._memo.move_to_end(piece)
-                return ids
-        ids = self._tokenise(piece, add_special_tokens=False)
-        self._remember(piece, ids)
+    def segments(self, text: str) -> list[tuple[str, int]]:
+        """The text's segments and special tokens in turn, each with the number of its tokens: which token is whose."""
+        special = self._loaded.special
+        if special is None:
+            return [(text, len(self.encode(text)) // TOKEN_BYTES)]
+        counted = []
+        for place, part in enumerate(special.split(text)):
+            if part:
+                counted.append((part, 1 if place % 2 else len(self._segment(part)) // TOKEN_BYTES))
+        return counted
+
+    def _segment(self, text: str) -> bytes:
+        """Ids of a segment, which are remembered."""
+        ids = self._segments.get(text)
+        if ids is None:
+            ids = self._loaded.encoder.encode(text)
+            self._segments.put(text, ids)
         return ids
 
-    def _tokenise(self, text: str, *, add_special_tokens: bool) -> bytes:
-        # The batch call lets go of the interpreter's lock while it works; `encode` holds it, for seconds on long texts.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return token_bytes(encoding.ids)
 
-    def _remember(self, piece: str, ids: bytes) -> None:
-        size = ENTRY_BYTES + len(piece) + len(ids)
-        if size > self.memo_bytes // 4:
-            return
-        with self._memo_lock:
-            if piece in self._memo:
-                return
-            self._memo[piece] = ids
-            self._memo_size += size
-            while self._memo_size > self.memo_bytes:
-                old_piece, old_ids = self._memo.popitem(last=False)
-                self._memo_size -= ENTRY_BYTES + len(old_piece) + len(old_ids)
-
-    def _segments_are_independent(self) -> bool:
-        names = list(self._special)
-        for probe in _PROBES:
-            text = probe.format(names[0], names[-1])
-            if self.encode(text) != token_bytes(self._tokenizer.encode(text, add_special_tokens=False).ids):
-                return False
-        self._memo.clear()
-        self._memo_size = 0
-        return True
+def _segment_size(segment: str, ids: bytes) -> int:
+    return ENTRY_BYTES + sys.getsizeof(segment) + len(ids)
 
 
-def _hard_boundaries(declared: dict[str, Any]) -> dict[str, bytes]:
-    """Added tokens and their packed ids, where every one of them is found in raw text wherever it stands.
+# Pools with one tokenizer share it; a changed one is loaded beside that in use.
+@lru_cache(maxsize=2)
+def _load(tokenizer_json: bytes) -> LoadedTokenizer:
+    """Read, prove and measure. Raises TokenizerError."""
+    try:
+        tokenizer = Tokenizer.from_str(tokenizer_json.decode("utf-8"))
+        declared: dict[str, Any] = json.loads(tokenizer_json)
+    except Exception as error:
+        raise TokenizerError(f"tokenizer.json is not usable: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    reference = ReferenceEncoder(tokenizer)
+    encoder = fastest_encoder(declared, reference)
+    special = SpecialTokens.of(declared)
+    if special is not None and not _segments_are_independent(reference, encoder, special):
+        special = None
+    speed = characters_per_second(encoder if special is not None else reference)
+    inline = min(max(int(speed * INLINE_SECONDS), LEAST_INLINE_CHARACTERS), MOST_INLINE_CHARACTERS)
+    return LoadedTokenizer(reference, encoder, special, _frame(reference), inline)
 
-    One that is searched in normalised text, only as a whole word, or together with surrounding blanks makes the split
-    depend on more than the text between two of them: then there are none.
-    """
-    tokens = declared.get("added_tokens") or []
-    if declared.get("normalizer") is not None:
-        tokens = [token for token in tokens if not token.get("normalized")]
-        if len(tokens) != len(declared.get("added_tokens") or []):
-            return {}
-    if any(token.get("single_word") or token.get("lstrip") or token.get("rstrip") for token in tokens):
-        return {}
-    return {token["content"]: token_bytes([token["id"]]) for token in tokens if token.get("content")}
+
+def _segments_are_independent(reference: ReferenceEncoder, encoder: Encoder, special: SpecialTokens) -> bool:
+    names = list(special.packed)
+    probes = [probe.format(names[0], names[-1]) for probe in _PROBES]
+    probes.append("".join(f"word{name}  {name}\n{name}\n\n" for name in names[:MOST_PROBED_NAMES]))
+    for text in probes:
+        ids = [
+            special.packed[part] if place % 2 else encoder.encode(part)
+            for place, part in enumerate(special.split(text))
+        ]
+        if b"".join(ids) != reference.encode(text):
+            return False
+    return True
+
+
+def _frame(reference: ReferenceEncoder) -> tuple[bytes, bytes] | None:
+    """Packed ids that `add_special_tokens` puts before and after a text; None where that depends on the text."""
+    plain, framed = reference.encode("a"), reference.encode("a", add_special_tokens=True)
+    place = framed.find(plain)
+    if place < 0 or not plain:
+        return None
+    before, after = framed[:place], framed[place + len(plain) :]
+    for text in _PLAIN_PROBES:
+        if reference.encode(text, add_special_tokens=True) != before + reference.encode(text) + after:
+            return None
+    return before, after

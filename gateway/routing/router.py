@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from random import Random
@@ -16,7 +16,6 @@ from typing import Final
 from gateway.discovery.targets import Target
 from gateway.loads import LoadReports
 from gateway.prompts.keyer import KeySpace, Prompt
-from gateway.routing.assignment import Outcome
 from gateway.routing.facts import CandidateFacts, Decision, RequestFacts, Terms
 from gateway.routing.policies import POLICIES
 from gateway.routing.predictions import Prediction, Predictions
@@ -24,6 +23,7 @@ from gateway.routing.reservations import Booking, Reservations
 from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.workers import State, Worker, WorkerTable
 from indexer.keys import pool_fingerprint
+from indexer.layout import WorkerFacts
 from indexer.mirror import Match, Mirror
 from indexer.pool_index import PoolIndex
 from warmroute.config import PoolConfig
@@ -32,6 +32,7 @@ from warmroute.metrics import GatewayMetrics
 logger = logging.getLogger(__name__)
 
 NO_MATCH = Match(0)
+NO_MATCHES: Final[Mapping[str, Match]] = {}
 NO_KEYS: Final[Sequence[int]] = ()
 WARNINGS = 16  # different complaints that are logged, once each
 
@@ -42,6 +43,8 @@ class Choice:
 
     worker: Worker
     decision: Decision
+    confirmed_blocks: int = 0
+    """Leading index blocks of the prompt that the index knows on the worker."""
 
     @property
     def terms(self) -> Terms:
@@ -104,6 +107,12 @@ class PoolRouter:
         self._refresh()
         return self._adapters
 
+    @property
+    def worker_facts(self) -> list[WorkerFacts]:
+        """What the workers that requests can go to say of themselves, those of them that the index knows."""
+        self._refresh()
+        return [worker.facts for worker in self.workers.all if worker.facts is not None]
+
     def engine(self) -> str | None:
         """The engine that most workers say they are; the configured one, if any, where none has said so."""
         self._refresh()
@@ -157,7 +166,7 @@ class PoolRouter:
                 self._warned.add(facts.fingerprint)
                 logger.error(
                     "pool %s: worker %s has fingerprint %s, this gateway's tokenizer gives %s: it is routed by load. "
-                    "Give model_path the files that the engine serves",
+                    "Give all of the pool's workers the same files, and model_path too where it is set",
                     self.config.name,
                     facts.address,
                     facts.fingerprint,
@@ -187,10 +196,12 @@ class PoolRouter:
         candidates = self._candidates(now, exclude, adapter, only)
         if not candidates:
             return None
-        facts = self._facts(candidates, prompt, now)
+        confirmed = self._confirmed(prompt)
+        facts = self._facts(candidates, prompt, confirmed, now)
         request = RequestFacts(self._sequence, prompt.tokens if prompt else 0)
         decision = self._policy(request, facts, self.config.weights, self._random)
-        return Choice(candidates[decision.winner], decision)
+        worker = candidates[decision.winner]
+        return Choice(worker, decision, self._known(confirmed, worker).blocks)
 
     def _candidates(self, now: float, exclude: AbstractSet[str], adapter: str, only: str | None) -> list[Worker]:
         """Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does
@@ -216,11 +227,25 @@ class PoolRouter:
         self._sequence += 1
         self.retry_budget.request(self.clock())
 
-    def _facts(self, candidates: Sequence[Worker], prompt: Prompt | None, now: float) -> list[CandidateFacts]:
+    def _confirmed(self, prompt: Prompt | None) -> Mapping[str, Match]:
+        """What the index knows of the prompt, by the workers' names there."""
+        if prompt is None or self._space is None or not prompt.keys:
+            return NO_MATCHES
+        return self.index.mirror.match(prompt.keys)
+
+    def _known(self, confirmed: Mapping[str, Match], worker: Worker) -> Match:
+        """A worker's match; none where the index is late with it."""
+        index_id = worker.index_id
+        if index_id is None or index_id in self.index.late:
+            return NO_MATCH
+        return confirmed.get(index_id, NO_MATCH)
+
+    def _facts(
+        self, candidates: Sequence[Worker], prompt: Prompt | None, confirmed: Mapping[str, Match], now: float
+    ) -> list[CandidateFacts]:
         self.predictions.expire(now)
         space = self._space
         keys = NO_KEYS if prompt is None or space is None else prompt.keys
-        confirmed = self.index.mirror.match(keys) if keys else {}
         predicted = self.predictions.match(keys) if keys else {}
         pool, late = self.config.name, self.index.late
         report_of, booked_on = self._reports.get, self.reservations.of
@@ -259,10 +284,12 @@ class PoolRouter:
     # --- booking -----------------------------------------------------------------------------------------------------
 
     def book(self, choice: Choice, prompt: Prompt | None) -> tuple[Booking, Prediction | None]:
-        """Book the pick, and expect the prompt's blocks on it."""
+        """Book the pick, and expect the prompt's blocks on it, unless the index knows all of them there already."""
         uid = choice.worker.target.uid
         booking = self.reservations.book(uid, round(choice.terms.uncached_tokens) if prompt else 0)
-        return booking, self.predictions.predict(uid, prompt.keys) if prompt and prompt.keys else None
+        if prompt is None or len(prompt.keys) <= choice.confirmed_blocks:
+            return booking, None
+        return booking, self.predictions.predict(uid, prompt.keys)
 
     def publish_gauges(self) -> None:
         """Set the gauges that show this pool's state."""
@@ -280,105 +307,3 @@ class PoolRouter:
             booked = self.reservations.of(worker.target.uid)
             self.metrics.in_flight_requests.labels(pool, worker.name).set(booked.requests)
             self.metrics.pending_tokens.labels(pool, worker.name).set(booked.pending_tokens)
-
-
-class RoutedRequest:
-    """One request on its way through a pool: hands out assignments, one an attempt. Implements `Assigner`."""
-
-    __slots__ = ("_adapter", "_attempts", "_headers", "_only", "_prompt", "_router", "decided_at", "last")
-
-    def __init__(
-        self,
-        router: PoolRouter,
-        prompt: Prompt | None,
-        *,
-        adapter: str = "",
-        only: str | None = None,
-        headers: tuple[tuple[bytes, bytes], ...] = (),
-    ) -> None:
-        """`adapter` and `only` as in `PoolRouter.choose`; `headers` are added to the reply."""
-        self.last: Choice | None = None
-        """The latest pick; its terms say what was expected of the worker."""
-        self.decided_at: float | None = None
-        """When the first pick was made, by the router's clock."""
-        self._router = router
-        self._prompt = prompt
-        self._adapter = adapter
-        self._only = only
-        self._headers = headers
-        self._attempts = 0
-        router.next_request()
-
-    def assign(self, exclude: AbstractSet[str]) -> PoolAssignment | None:
-        router = self._router
-        choice = router.choose(self._prompt, exclude, adapter=self._adapter, only=self._only)
-        if choice is None:
-            return None
-        if self._attempts:
-            if not router.retry_budget.take(router.clock()):
-                router.metrics.refused_retries.labels(router.config.name).inc()
-                return None
-            router.metrics.retries.labels(router.config.name).inc()
-        self.last = choice
-        if self.decided_at is None:
-            self.decided_at = router.clock()
-        self._attempts += 1
-        return PoolAssignment(router, choice, self._prompt, self._headers)
-
-
-class PoolAssignment:
-    """One attempt's booking. Implements `Assignment`; `worker_id` is the target's uid."""
-
-    __slots__ = (
-        "_answered",
-        "_booking",
-        "_headers",
-        "_prediction",
-        "_router",
-        "_worker",
-        "host",
-        "matched_tokens",
-        "port",
-        "worker_id",
-    )
-
-    def __init__(
-        self,
-        router: PoolRouter,
-        choice: Choice,
-        prompt: Prompt | None,
-        headers: tuple[tuple[bytes, bytes], ...] = (),
-    ) -> None:
-        target = choice.worker.target
-        self.worker_id = target.uid
-        self.host = target.host
-        self.port = target.port
-        self.matched_tokens = choice.terms.matched_tokens
-        self._router = router
-        self._headers = headers
-        self._worker = choice.worker
-        self._booking, self._prediction = router.book(choice, prompt)
-        self._answered = False
-
-    @property
-    def reply_headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        return (
-            self._worker.header,
-            (b"x-warmroute-matched-tokens", b"%d" % self.matched_tokens),
-            *self._headers,
-        )
-
-    def first_byte(self) -> None:
-        self._answered = True
-        self._booking.first_byte()
-        if self._prediction is not None:
-            self._router.predictions.first_byte(self._prediction, self._router.clock())
-
-    def close(self, outcome: Outcome) -> None:
-        self._booking.close()
-        if self._prediction is not None and not (self._answered and outcome is Outcome.COMPLETED):
-            self._router.predictions.withdraw(self._prediction)
-        router, worker = self._router, self._worker
-        router.workers.ended(worker, outcome, router.clock())
-        if router.workers.get(self.worker_id) is worker:  # else it is gone, and its series with it
-            router.metrics.worker_requests.labels(router.config.name, worker.name, outcome).inc()

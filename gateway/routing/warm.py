@@ -29,14 +29,14 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
     reports = [
         candidate.reported_waiting_tokens for candidate in candidates if candidate.reported_waiting_tokens is not None
     ]
-    unknown = median(reports) if reports else 0
+    unknown = float(median(reports)) if 0 < len(reports) < len(candidates) else 0.0
     tokens, price, per_token, per_stream = request.prompt_tokens, weights.host_price, 1 + weights.g, weights.w
     terms = []
     for candidate in candidates:
         reported, matched, in_flight = candidate.reported_waiting_tokens, candidate.matched_tokens, candidate.in_flight
-        pending: float = unknown if reported is None else reported
+        pending = unknown if reported is None else float(reported)
         if pending < candidate.reserved_tokens:
-            pending = candidate.reserved_tokens
+            pending = float(candidate.reserved_tokens)
         uncached = tokens - (matched - price * candidate.host_tokens)
         if uncached < 0:
             uncached = 0.0
@@ -53,5 +53,5 @@ def _cost_by_load(terms: Sequence[Terms]) -> None:
     in_flight = sum([term.in_flight for term in terms])
     mean = max(1.0, sum([term.pending_tokens for term in terms]) / in_flight) if in_flight else 1.0
     for term in terms:
-        term.uncached_tokens = 0
+        term.uncached_tokens = 0.0
         term.cost = term.pending_tokens + mean * term.in_flight

@@ -15,7 +15,8 @@ from gateway.discovery.targets import Target
 from gateway.routing.assignment import Outcome
 from indexer.layout import WorkerFacts
 
-EJECT_SECONDS: Final = (1.0, 30.0)
+FIRST_EJECTION_SECONDS: Final = 1.0
+LONGEST_EJECTION_SECONDS: Final = 30.0
 SERVER_ERRORS_TO_EJECT: Final = 3
 RECENT: Final = 20
 """Replies that a worker's share of errors is taken over; half of them errors eject it too, so that a worker that fails
@@ -118,8 +119,7 @@ class Worker:
         """Take it out for a while, each time for longer until RECENT replies in a row were good."""
         if now < self.ejected_until:
             return
-        first, longest = EJECT_SECONDS
-        self.ejected_until = now + min(longest, first * 2**self.ejections)
+        self.ejected_until = now + min(LONGEST_EJECTION_SECONDS, FIRST_EJECTION_SECONDS * 2.0**self.ejections)
         self.warm_at = self.ejected_until + SLOW_START_SECONDS
         self.ejections = min(self.ejections + 1, 16)
         self.server_errors = self.recent_errors = self.replies = 0

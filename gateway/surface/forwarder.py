@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.entrypoint.errors import send_error
@@ -12,25 +12,25 @@ from gateway.entrypoint.http import Request
 from gateway.entrypoint.relay import RelayResult, relay
 from gateway.entrypoint.reply import Reply
 from gateway.entrypoint.upstream import UpstreamPool
-from gateway.prompts.body import BadRequestError, Unkeyed, model_name, parse_object, routed_body
+from gateway.prompts.body import BadRequestError, Unkeyed, model_name, parse_object
 from gateway.prompts.keyer import CHARACTERS_PER_TOKEN, Prompt
 from gateway.routing.assignment import Outcome
-from gateway.routing.router import RoutedRequest
+from gateway.routing.routed_request import RoutedRequest
 from gateway.surface import engines
 from gateway.surface.access import Access
 from gateway.surface.hints import NO_HINTS, Hints, read_hints
 from gateway.surface.json_members import splice
 from gateway.surface.multipart import FormModel, form_model, is_form
-from gateway.surface.paths import Prompt as PromptKind
 from gateway.surface.paths import Route, StoredPath
 from gateway.surface.pools import ModelTable, Pool, Served
+from gateway.surface.prompt_source import PromptSource
 from gateway.surface.reply_edits import ReplyEdits
 from gateway.surface.request_edits import RequestEdits, lacks_usage
 from gateway.surface.shared_responses import SharedResponses
 from gateway.surface.stored_responses import Owner, StoredResponses
 from gateway.tenants.limiter import Admission
 from gateway.tenants.tenant import Refusal, Tenant, model_refusal, unsalted_refusal
-from gateway.usage import read_usage
+from gateway.usage import Usage, read_usage
 from warmroute.config import GatewayConfig
 from warmroute.metrics import GatewayMetrics
 from warmroute.redis_client import Client
@@ -42,9 +42,6 @@ CONTAINERS_LIMIT: Final = 1_000_000
 stream for two seconds and take a GB."""
 NO_POOL: Final = ""
 """Label of requests that no pool served."""
-_NO_PROMPT: Final = Unkeyed("path")
-_NO_TOKENIZER: Final = Unkeyed("no_tokenizer")
-_NO_KEY_SPACE: Final = Unkeyed("no_key_space")
 _UNKNOWN: Final = Prompt(0, [])
 """Of a request of which not even the length is known; nobody changes it."""
 
@@ -79,6 +76,7 @@ class Forwarder:
         self._upstreams = upstreams
         self._metrics = metrics
         self._access = access
+        self._prompts = PromptSource(metrics, budget_seconds=config.prompt_budget_seconds)
         self.stored = StoredResponses()
         self.shared = None if redis is None else SharedResponses(redis, metrics, self.stored)
 
@@ -198,10 +196,6 @@ class Forwarder:
         started_at = pool.router.clock()
         given = None if fields is None else fields.get("cache_salt")
         salt = self._access.salts.salt(tenant, given if isinstance(given, str) else None) if route.salted else None
-        keyed = await self._key(served, route, parsed, len(request.body), salt)
-        if reply.closed:
-            admission.settle(0)
-            return
         hints = self._hints(request, fields) if route.prioritised else NO_HINTS
         edits = RequestEdits(
             model=served.name if served.alias else None,
@@ -214,13 +208,19 @@ class Forwarder:
             body = _edited(*arguments)
         else:
             body = await asyncio.to_thread(_edited, *arguments)
+        if route.salted and request.path in engines.unsalted_paths(pool.router.engines):
+            salt = ""  # what the engine ignores must not be in the keys either
+        keyed = await self._prompts.key(served, route, request.path, body, fields, salt)
+        if reply.closed:
+            admission.settle(0)
+            return
         edit = None
         if served.alias or edits.ask_usage or route.stores:
             public = parsed.model if served.alias else None
             edit = ReplyEdits(model=public, drop_usage=edits.ask_usage, read_id=route.stores)
             ask_identity(request)
         # A prompt without keys still brings work: its length, as far as it is known, is booked.
-        prompt = _length(keyed) if isinstance(keyed, Unkeyed) else keyed
+        prompt = _length(keyed.prompt) if isinstance(keyed.prompt, Unkeyed) else keyed.prompt
         routed = RoutedRequest(
             pool.router,
             prompt,
@@ -239,10 +239,13 @@ class Forwarder:
             metrics.route_seconds.labels(name).observe(routed.decided_at - started_at)
         if result.first_byte_at is not None:
             metrics.first_byte_seconds.labels(name).observe(result.first_byte_at - request.arrived_at)
-        if result.outcome is Outcome.COMPLETED and routed.last is not None and keyed is prompt:
+        if result.outcome is Outcome.COMPLETED and routed.last is not None and keyed.prompt is prompt:
             metrics.keyed_tokens.labels(name).inc(prompt.tokens)
             metrics.matched_tokens.labels(name).inc(routed.last.terms.matched_tokens)
-        self._account(pool, result, admission)
+        usage = self._account(pool, result, admission)
+        if usage is not None:
+            expected = routed.last.terms.matched_tokens if routed.last is not None and keyed.prompt is prompt else None
+            self._prompts.compare(pool, keyed, usage, expected)
 
     def _hints(self, request: Request, fields: Mapping[str, Any] | None) -> Hints:
         hints = read_hints(request, fields)
@@ -250,27 +253,8 @@ class Forwarder:
             self._metrics.ignored_hints.labels(name).inc()
         return hints
 
-    async def _key(self, served: Served, route: Route, parsed: Parsed, size: int, salt: str | None) -> Prompt | Unkeyed:
-        """The request's prompt with its keys; Unkeyed, counted by reason, where it is routed by load alone."""
-        pool = served.pool
-        keyed: Prompt | Unkeyed
-        if route.prompt is PromptKind.NONE or parsed.fields is None:
-            keyed = _NO_PROMPT if parsed.fields is None else Unkeyed("path", size // CHARACTERS_PER_TOKEN)
-        elif pool.keyer is None:
-            keyed = _NO_TOKENIZER
-        elif (space := pool.router.key_space()) is None:
-            keyed = _NO_KEY_SPACE
-        else:
-            body = routed_body(parsed.fields, size, chat=route.prompt is PromptKind.CHAT)
-            if salt is not None or served.adapter:
-                body = replace(body, salt=salt or body.salt, adapter=served.adapter)
-            keyed = await pool.keyer.key(body, space)
-        if isinstance(keyed, Unkeyed):
-            self._metrics.load_only.labels(pool.name, keyed.reason).inc()
-        return keyed
-
-    def _account(self, pool: Pool, result: RelayResult, admission: Admission) -> None:
-        """Count what the reply says it used, and settle it with the tenant's limits."""
+    def _account(self, pool: Pool, result: RelayResult, admission: Admission) -> Usage | None:
+        """Count what the reply says it used, and settle it with the tenant's limits; None where it does not say."""
         outcome = result.outcome
         if outcome is not Outcome.COMPLETED:
             # Leaving is not for free, neither before the usage comes nor while a worker computes the first byte.
@@ -279,17 +263,18 @@ class Forwarder:
                 admission.settle_estimate(result.reply_tokens)
             else:
                 admission.settle(0)
-            return
+            return None
         usage = read_usage(result.tail, identity=result.content_encoding in {None, b"identity"})
         if usage is None:
             # Lost by compression, or by what the client had repeated after it: not for free either.
             admission.settle_estimate(result.reply_tokens)
-            return
+            return None
         admission.settle(usage.prompt_tokens + (usage.completion_tokens or 0))
         if usage.cached_tokens is not None:
             name = pool.name
             self._metrics.prompt_tokens.labels(name).inc(usage.prompt_tokens)
             self._metrics.cached_tokens.labels(name).inc(usage.cached_tokens)
+        return usage
 
 
 def parse(request: Request, route: Route) -> Parsed:

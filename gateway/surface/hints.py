@@ -45,7 +45,7 @@ NO_HINTS: Final = Hints()
 def read_hints(request: Request, fields: Mapping[str, Any] | None) -> Hints:
     """The hints of a request; `fields` is its parsed body, None for a form."""
     fields = fields or _NOTHING
-    if _HEADERS.isdisjoint(request.by_name()) and _FIELDS.isdisjoint(fields):
+    if _HEADERS.isdisjoint(request.first_values) and _FIELDS.isdisjoint(fields):
         return NO_HINTS  # most requests
     ignored: list[str] = []
     priority = _priority(request, fields, ignored)

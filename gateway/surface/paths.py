@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
-
-class Prompt(Enum):
-    """Which prompt a request's keys come from; the others are routed by load."""
-
-    CHAT = "chat"
-    COMPLETION = "completion"
-    NONE = "none"
+from gateway.prompts.body import BodyKind
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """One path."""
 
-    prompt: Prompt = Prompt.NONE
+    prompt: BodyKind | None = None
+    """How its prompts are made, for their keys; None: it is routed by load."""
     salted: bool = False
     """Its prompts meet the prefix cache: the tenant's `cache_salt` is added."""
     anthropic: bool = False
@@ -42,11 +36,11 @@ _POOLS: Final = Route(salted=True, model_optional=True)
 _FORM: Final = Route(form=True)
 
 POST_ROUTES: Final[dict[str, Route]] = {
-    "/v1/chat/completions": Route(Prompt.CHAT, salted=True, counts_usage=True, prioritised=True),
-    "/v1/completions": Route(Prompt.COMPLETION, salted=True, counts_usage=True, prioritised=True),
+    "/v1/chat/completions": Route(BodyKind.CHAT, salted=True, counts_usage=True, prioritised=True),
+    "/v1/completions": Route(BodyKind.COMPLETION, salted=True, counts_usage=True, prioritised=True),
     "/v1/embeddings": _GENERATES,
-    "/v1/responses": Route(salted=True, stores=True, prioritised=True),
-    "/v1/messages": Route(salted=True, anthropic=True),
+    "/v1/responses": Route(BodyKind.RESPONSE, salted=True, stores=True, prioritised=True),
+    "/v1/messages": Route(BodyKind.MESSAGES, salted=True, anthropic=True),
     "/v1/messages/count_tokens": Route(anthropic=True),
     "/v1/rerank": _POOLS,
     "/rerank": _POOLS,

@@ -6,18 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.entrypoint.upstream import UpstreamPool
+from gateway.prompts.engine_tokens import EngineTokens
 from gateway.prompts.keyer import PromptKeyer
+from gateway.prompts.pool_prompts import PoolPrompts
+from gateway.prompts.self_check import Source
 from gateway.routing.router import PoolRouter
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One pool. `keyer` is None where the gateway has no tokenizer for it."""
+    """One pool, and what its prompts are keyed with."""
 
     router: PoolRouter
-    keyer: PromptKeyer | None
+    prompts: PoolPrompts = field(default_factory=PoolPrompts)
     upstreams: UpstreamPool | None = None
     """Connections of its own, where its workers want TLS or a key; None: those that pools share."""
+
+    engine_tokens: EngineTokens = field(default_factory=EngineTokens)
+    """Asked where the gateway's own token ids turn out to be wrong."""
 
     name: str = field(init=False)
 
@@ -25,14 +31,24 @@ class Pool:
         object.__setattr__(self, "name", self.router.config.name)
 
     @property
+    def keyer(self) -> PromptKeyer | None:
+        """The keyer in use now; None while the gateway has no tokenizer for the pool."""
+        return self.prompts.keyer
+
+    @property
     def routing(self) -> str:
         """How prompts are routed now, and if only by load, why."""
         if self.keyer is None:
-            return "by load: no tokenizer (model_path)"
+            return f"by load: no tokenizer: {self.prompts.trouble}"
         if not self.router.index.mirror.workers:
             return "by load: no worker has published to the index yet"
         if self.router.key_space() is None:
             return "by load: no worker in the index keys with this tokenizer"
+        match self.prompts.check.source(self.router.clock()):
+            case Source.ENGINE:
+                return "by cache and load: the engine is asked for token ids, since replies counted others"
+            case Source.NONE:
+                return "by load: replies count other prompt tokens than this gateway, and the engine tells none"
         return "by cache and load"
 
 

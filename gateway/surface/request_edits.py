@@ -43,7 +43,7 @@ class RequestEdits:
             replace["priority"] = b"%d" % -priority
         if self.ask_usage:
             (replace if "stream_options" in fields else add)["stream_options"] = _asking(body, fields)
-        remove = rules.rejects & fields.keys() if rules.rejects else frozenset()
+        remove = rules.rejects.intersection(fields)
         if not (replace or add or remove):
             return body
         if "model" in replace and b"\\u00" not in body and (only := value_of_only(body, "model")) is not None:

@@ -36,11 +36,11 @@ def rate_headers(share: Share, now: float) -> tuple[Header, ...]:
 
 
 def _headers(names: _Names, lease: Lease, now: float) -> tuple[Header, ...]:
-    reset = lease.seconds_until(lease.limit, now)
+    remaining, reset = lease.outlook(now)
     return (
         (names.limit, b"%d" % lease.limit),
-        (names.remaining, b"%d" % lease.remaining(now)),
-        (names.reset, duration(reset)),
+        (names.remaining, b"%d" % remaining),
+        (names.reset, duration(reset) if reset else b"0ms"),
     )
 
 

@@ -131,8 +131,18 @@ class Lease:
             return max(0.0, (wanted - self._local.balance(now)) * MINUTE / self._local.capacity)
         return max(0.0, (amount - self.held - self._shared(now)) * MINUTE / self.limit)
 
+    def outlook(self, now: float) -> tuple[int, float]:
+        """`remaining`, and `seconds_until` the whole limit, in one."""
+        if self._local is not None:
+            return self.remaining(now), self.seconds_until(self.limit, now)
+        limit, left = self.limit, self._shared(now)
+        remaining, missing = int(left) + self.held, limit - self.held - left
+        return min(limit, remaining) if remaining > 0 else 0, missing * MINUTE / limit if missing > 0 else 0.0
+
     def _shared(self, now: float) -> float:
-        return min(self.limit, self._known + (now - self._known_at) * self.limit / MINUTE)
+        limit = self.limit
+        shared = self._known + (now - self._known_at) * limit / MINUTE
+        return shared if shared < limit else float(limit)
 
     # --- orders ------------------------------------------------------------------------------------------------------
 

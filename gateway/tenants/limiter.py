@@ -216,8 +216,10 @@ class Limiter:
             while True:
                 await asyncio.sleep(TICK_SECONDS)
                 self._tick(self._clock())
-        finally:
-            await self._leave()
+        except BaseException as error:  # noqa: BLE001 - raised again below: see setup.py on awaiting within a handler
+            end = error
+        await self._leave()
+        raise end
 
     def _tick(self, now: float) -> None:
         away = False

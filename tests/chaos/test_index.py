@@ -12,13 +12,17 @@ import random
 
 import pytest
 
+from indexer import file_desk
 from tests.chaos.cluster import FAULTS, Cluster, cluster, inject
+from tests.support import eventually
 
 SEED = int(os.environ.get("WARMROUTE_CHAOS_SEED", "0")) or random.randrange(1, 1 << 31)
 SECONDS = float(os.environ.get("WARMROUTE_CHAOS_SECONDS", "20"))
 WORKERS = 50
 BLOCKS = 200
 FAULT_SECONDS = 5.0
+# What was lost without a Hello that follows is found at the next look.
+FILE_SECONDS = file_desk.RECHECK_SECONDS + 15.0
 HEAL_SECONDS = 2.0 * float(os.environ.get("WARMROUTE_TIME_SCALE", "2"))
 
 
@@ -53,6 +57,7 @@ async def run_chaos(seed: int) -> list[str]:
                 await made.heal(within=HEAL_SECONDS)
             except AssertionError as error:
                 raise AssertionError(f"{error} after {faults}") from error
+        await eventually(made.has_files, within=FILE_SECONDS, what=f"the index has the model files after {faults}")
     return faults
 
 

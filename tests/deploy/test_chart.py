@@ -125,7 +125,8 @@ def test_the_configuration_is_valid_and_finds_the_workers(values: Document, mani
     assert {"name": "http", "containerPort": pool.kubernetes.port} in engine["ports"]
     assert config.worker.pool == pool.name
     assert config.worker.model == pool.model
-    assert config.worker.model_path == pool.model_path
+    mounted = values.get("pool", {}).get("modelFiles", {}).get("volume")
+    assert pool.model_path == (config.worker.model_path if mounted else None)
     services = of_kind(documents, "Service")
     for address in (*config.gateway.indexers, config.worker.indexer):
         assert address is not None

@@ -17,7 +17,7 @@ from gateway.server import Gateway
 from tests.e2e.support import Conversation
 from tests.indexer.support import running
 from tests.support import eventually
-from warmroute.cli.stack import MODEL, Stack, get_json
+from warmroute.cli.stack import MODEL, POOL, Stack, get_json
 from warmroute.config import Config
 from warmroute.redis_client import connect
 
@@ -59,10 +59,13 @@ async def indexed(gateway: Gateway, conversation: Conversation, tokens: int) -> 
     pool = gateway.pools[MODEL]
     import orjson
 
-    from gateway.prompts.body import parse_body
+    from gateway.prompts.body import BodyKind, parse_body
 
     body = orjson.dumps({"model": MODEL, "messages": conversation.messages, "cache_salt": conversation.salt})
-    prompt = await pool.keyer.key(parse_body(body, chat=True), pool.router.key_space())
+    space = pool.router.key_space()
+    if pool.keyer is None or space is None:  # no worker of the pool has said Hello yet
+        return False
+    prompt = await pool.keyer.key(parse_body(body, BodyKind.CHAT), space)
     return any(match.blocks * INDEX_BLOCK >= tokens for match in pool.router.index.mirror.match(prompt.keys).values())
 
 
@@ -101,6 +104,9 @@ def test_a_gateway_started_after_turn_two_sends_turn_three_to_the_warm_worker(st
             await eventually(partial(indexed, gateway, talk, second.prompt - INDEX_BLOCK))
             talk.port = gateway.server.port
             third = await talk.say(session, "Where does the river run?")
+            # Nobody gave it a tokenizer.
+            assert gateway.readiness()[1]["pools"][POOL]["tokenizer"].startswith("the workers' files")
+            assert gateway.readiness()[1]["pools"][POOL]["encoder"] == "tiktoken"
             assert third.worker == second.worker
             assert third.matched >= second.prompt - INDEX_BLOCK
             assert abs(third.matched - third.cached) <= INDEX_BLOCK

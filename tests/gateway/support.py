@@ -14,6 +14,7 @@ from gateway.discovery.targets import Target
 from gateway.entrypoint.server import Server
 from gateway.entrypoint.upstream import UpstreamPool
 from gateway.prompts.keyer import PromptKeyer
+from gateway.prompts.pool_prompts import PoolPrompts
 from gateway.surface.access import OPEN, Access
 from gateway.surface.paths import ANTHROPIC_PATHS
 from tests.gateway.entrypoint.support import Message, client, config
@@ -59,9 +60,9 @@ async def gate(
         pool.use(keyer.tokenizer.digest)
     settings = config()
     upstreams = UpstreamPool(settings)
-    pools = {"m": Pool(pool.router, keyer)}
+    pools = {"m": Pool(pool.router, PoolPrompts(keyer))}
     if several:
-        pools["org/other@x y"] = Pool(pool.router, None)
+        pools["org/other@x y"] = Pool(pool.router)
     app = App(settings, pools, upstreams, pool.router.metrics, access, redis)
     server = Server(app, settings, on_refusal=app.count, anthropic_paths=ANTHROPIC_PATHS)
     await server.start()
@@ -71,3 +72,5 @@ async def gate(
     finally:
         await server.drain(0)
         await upstreams.close()
+        for served in pools.values():
+            await served.engine_tokens.close()

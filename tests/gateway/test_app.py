@@ -170,7 +170,7 @@ def test_an_empty_prompt_matches_nothing(keyer: PromptKeyer) -> None:
 def test_a_failure_of_our_own_is_a_500_and_counted_as_one() -> None:
     async def scenario() -> None:
         async with gate() as gateway:
-            gateway.pool.router.choose = lambda *_: 1 / 0
+            gateway.pool.router.clock = lambda: 1 / 0
             answer = await gateway.ask("POST", "/v1/chat/completions", CHAT)
             assert answer.status == 500
             assert gateway.count("requests_total", pool="", code="500") == 1

@@ -6,14 +6,14 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.gateway.entrypoint.support import LAST_CHUNK, SSE_HEAD, Link, chunk, client, plain, run, worker
+from tests.gateway.entrypoint.support import LAST_CHUNK, SSE_HEAD, Link, chunk, client, full_pipe, plain, run, worker
 from tests.support import eventually
 from warmroute.cli.children import free_ports
 from warmroute.cli.stack import get_json
@@ -77,17 +77,10 @@ async def healthy_then(link: Link, reply) -> None:
 
 
 def test_an_access_log_that_nobody_reads_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    with suppress(BlockingIOError):
-        while True:
-            os.write(writer, bytes(4096))
-    os.set_blocking(writer, True)
-
     async def reply(link: Link) -> None:
         await link.send(plain(b"{}"))
 
-    async def scenario() -> None:
+    async def scenario(writer: int) -> None:
         async with (
             worker(lambda link: healthy_then(link, reply)) as engine,
             gateway(tmp_path, engine.port, stdout=writer, access_log="json") as (process, port, _),
@@ -97,11 +90,8 @@ def test_an_access_log_that_nobody_reads_does_not_hold_up_the_end(tmp_path: Path
             process.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(process.wait(), 10) == 0
 
-    try:
-        run(scenario())
-    finally:
-        os.close(reader)
-        os.close(writer)
+    with full_pipe() as pipe:
+        run(scenario(pipe))
 
 
 def test_a_signal_fails_readiness_first_and_lets_streams_finish(tmp_path: Path) -> None:

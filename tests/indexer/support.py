@@ -11,6 +11,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from indexer.keys import prompt_keys
 from indexer.layout import Part, WorkerFacts
 from indexer.ledger import Ledger
 from indexer.pool_index import PoolIndex
@@ -22,6 +23,7 @@ from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity, ServerSecurity
 from warmroute.metrics import GatewayMetrics, IndexerMetrics, WorkerMetrics
 from warmroute.redis_client import Client
+from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
 from worker.events import BlockRemoved, BlockStored, CacheCleared, EngineLoad
 from worker.publisher import Identity, Publisher
@@ -80,7 +82,7 @@ async def indexer(
         bound = security.add_port(server, "127.0.0.1", port)
         await server.start()
         try:
-            async with running(service.run()):
+            async with running(service.run(), service.files.run()):
                 yield Indexer(service, server, bound, registry)
         finally:
             await server.stop(0)
@@ -177,3 +179,33 @@ async def raw_status(address: str, *messages: bytes) -> grpc.aio.AioRpcError:
         except grpc.aio.AioRpcError as error:
             return error
     pytest.fail("the stream ended without an error")
+
+
+def hello(**changes) -> pb.Hello:
+    who = identity("w")
+    fields = {
+        "format_version": 1,
+        "pool": who.pool,
+        "worker_id": "w",
+        "epoch": 1,
+        "model": who.model,
+        "engine_block_tokens": 16,
+        "index_block_tokens": 64,
+        "pool_fingerprint": who.fingerprint,
+        "capacity": [pb.TierCapacity(tier=pb.TIER_DEVICE, keys=10)],
+        "publishes_events": True,
+    }
+    return pb.Hello(**{**fields, **changes})
+
+
+def run(coroutine) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+def keys_of(*path: int) -> list[int]:
+    prompt = [token for number in path for token in tokens(number)]
+    return prompt_keys(prompt, identity("").fingerprint)
+
+
+async def last_status(address: str, *messages: pb.PublishRequest) -> grpc.aio.AioRpcError:
+    return await raw_status(address, *(message.SerializeToString() for message in messages))

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import AuthenticationError, NoPermissionError
 
+from indexer.file_store import SCRIPT as FILES_SCRIPT
 from indexer.ledger import SCRIPT, UnsuitableRedisError, check_server
 from indexer.pool_index import PoolIndex
 from tests.indexer.support import POOL, engine, in_step, indexer, running
@@ -19,7 +20,7 @@ from tests.redis_servers import Server, server
 from tests.support import eventually
 from warmroute.connection_config import RedisConfig
 from warmroute.metrics import GatewayMetrics
-from warmroute.redis_access import INDEXER_COMMANDS, SCRIPT_COMMANDS, gateway_rules, indexer_rules
+from warmroute.redis_access import FILE_COMMANDS, INDEXER_COMMANDS, SCRIPT_COMMANDS, gateway_rules, indexer_rules
 from warmroute.redis_client import Client, connect
 
 
@@ -81,6 +82,12 @@ def test_the_script_calls_no_other_commands_than_those_published() -> None:
     called |= {"srem", "sadd"}  # by a variable
     assert called <= set(SCRIPT_COMMANDS)
     assert set(SCRIPT_COMMANDS) - called <= {"memory|usage", "get", "set"}
+
+
+def test_the_script_of_files_calls_no_other_commands_than_those_published() -> None:
+    called = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", FILES_SCRIPT)}
+    assert called <= {*SCRIPT_COMMANDS, *FILE_COMMANDS}
+    assert set(FILE_COMMANDS) <= called
 
 
 def test_what_a_user_lacks_is_named(valkey_server: Server) -> None:
@@ -150,4 +157,5 @@ def test_a_password_may_change_in_its_file(valkey_server: Server, tmp_path: Path
 
 
 def test_commands_are_told_once() -> None:
-    assert len(set(INDEXER_COMMANDS)) == len(INDEXER_COMMANDS)
+    commands = (*INDEXER_COMMANDS, *FILE_COMMANDS)
+    assert len(set(commands)) == len(commands)

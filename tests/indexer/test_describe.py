@@ -8,8 +8,7 @@ import grpc
 import pytest
 
 import warmroute
-from tests.indexer.support import POOL, engine, indexer, running
-from tests.indexer.test_service import hello, run
+from tests.indexer.support import POOL, engine, hello, indexer, run, running
 from tests.support import eventually
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc

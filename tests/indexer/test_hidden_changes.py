@@ -12,17 +12,20 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.crc import key_slot
 
+from indexer.file_desk import FileDesk
+from indexer.file_store import FileStore
 from indexer.inflight import InflightGate
 from indexer.loads import LoadTable
 from indexer.mirror import Mirror
 from indexer.session import Session
 from indexer.validation import RefusedError
-from tests.indexer.support import FACTS, PART, engine, follower, in_step, indexer, ledger, running
+from tests.indexer.support import FACTS, PART, engine, follower, in_step, indexer, ledger, run, running
 from tests.indexer.test_part_follower import part_follower
-from tests.indexer.test_service import run
 from tests.redis_servers import server_cluster
 from tests.support import eventually, redis_client
+from warmroute.connection_config import RedisConfig
 from warmroute.metrics import IndexerMetrics
+from warmroute.redis_client import connect
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
 
@@ -143,7 +146,9 @@ def test_a_kick_is_not_undone_by_the_message_behind_it() -> None:
         metrics, gate = IndexerMetrics(CollectorRegistry()), InflightGate(1 << 20)
         with suppress(TimeoutError):
             async with asyncio.timeout(5) as end:
-                session = Session(lambda *_: None, LoadTable(), metrics, end, gate, ledger_up=lambda: True)
+                store = FileStore(connect(RedisConfig()), metrics, limit_bytes=1)
+                files = FileDesk(store, metrics, enabled=True, ledger_up=lambda: True)
+                session = Session(lambda *_: None, LoadTable(), metrics, end, gate, files, ledger_up=lambda: True)
                 session.kick("by the test")
                 with pytest.raises(RefusedError, match="by the test"):
                     await session.answer(pb.PublishRequest(load=pb.Load()))

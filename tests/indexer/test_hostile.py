@@ -10,8 +10,7 @@ import grpc
 
 from indexer.server import STREAMS_A_CONNECTION
 from indexer.validation import KEYS_LIMIT
-from tests.indexer.support import POOL, Indexer, engine, indexer, raw_status, running
-from tests.indexer.test_service import hello, last_status, run
+from tests.indexer.support import POOL, Indexer, engine, hello, indexer, last_status, raw_status, run, running
 from tests.support import eventually
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc

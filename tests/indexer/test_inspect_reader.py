@@ -23,7 +23,19 @@ from warmroute.connection_config import RedisConfig
 from warmroute.metrics import IndexerMetrics
 from warmroute.redis_client import Client, connect
 
-COMMANDS = ("exists", "get", "hgetall", "scan", "scard", "smismember", "time", "xlen", "xrevrange", "zrange")
+COMMANDS = (
+    "exists",
+    "get",
+    "getrange",
+    "hgetall",
+    "scan",
+    "scard",
+    "smismember",
+    "time",
+    "xlen",
+    "xrevrange",
+    "zrange",
+)
 
 
 def run(coroutine) -> None:

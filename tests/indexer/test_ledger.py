@@ -15,8 +15,7 @@ from indexer.ledger import (
     WorkerTakenError,
 )
 from indexer.mirror import Match
-from tests.indexer.support import FACTS, PART, follower, ledger
-from tests.indexer.test_service import run
+from tests.indexer.support import FACTS, PART, follower, ledger, run
 from tests.support import eventually, redis_client
 
 

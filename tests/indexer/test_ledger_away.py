@@ -10,8 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from tests.chaos.cluster import RedisProcess
-from tests.indexer.support import POOL, engine, follower, in_step, indexer, running
-from tests.indexer.test_service import keys_of, run
+from tests.indexer.support import POOL, engine, follower, in_step, indexer, keys_of, run, running
 from tests.support import eventually
 
 

@@ -17,8 +17,7 @@ from indexer.mirror import Match, Mirror
 from indexer.part_follower import ENTRIES_A_READ, PartFollower
 from indexer.pool_index import PoolIndex
 from tests.chaos.cluster import RedisProcess
-from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, ledger, running
-from tests.indexer.test_service import keys_of, run
+from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, keys_of, ledger, run, running
 from tests.support import eventually, redis_client
 from warmroute.metrics import GatewayMetrics, IndexerMetrics
 

@@ -16,8 +16,7 @@ from itertools import count
 
 import grpc
 
-from tests.indexer.support import Engine, engine, follower, in_step, running
-from tests.indexer.test_service import hello, last_status, run
+from tests.indexer.support import Engine, engine, follower, hello, in_step, last_status, run, running
 from tests.support import eventually
 from warmroute.cli.children import free_ports
 from warmroute.v1 import index_pb2 as pb

@@ -10,8 +10,7 @@ from contextlib import suppress
 
 import grpc
 
-from tests.indexer.support import POOL, indexer
-from tests.indexer.test_service import hello, run
+from tests.indexer.support import POOL, hello, indexer, run
 from tests.support import eventually
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc

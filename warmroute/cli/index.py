@@ -7,15 +7,18 @@ import contextlib
 import os
 import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
+from gateway.prompts.hub import HubError, hub_folder
+from gateway.prompts.model_files import FileSet, ModelFilesError, fetch, most_common, unpack
 from indexer.inspect_reader import Reader, Survey
 from indexer.inspect_view import PoolView, ServerView
 from indexer.layout import WorkerFacts
@@ -155,6 +158,7 @@ class Inspector:
 
     def __init__(self, config: Config, redis: Client) -> None:
         self._config = config
+        self._redis = redis
         self._reader = Reader(redis)
         self._security = ClientSecurity(config.grpc)
         self._survey: Survey | None = None
@@ -189,7 +193,7 @@ class Inspector:
         facts = {worker: entry.record.facts for part in entries.values() for worker, entry in part.items()}
         model = next(iter(facts.values())).model if facts else ""
         body, kind = parse_prompt(data, model=model or name)
-        prompt, space = await key_prompt(body, facts.values(), lambda: self._model_path(name, facts))
+        prompt, space = await key_prompt(body, facts.values(), lambda: self._model_folder(name, facts))
         matches = await self._reader.match(name, survey, prompt.keys)
         workers = {worker.worker_id: (worker.address, worker.late) for worker in pool.workers}
         return view_prompt(name, kind, prompt, space, workers, matches)
@@ -231,25 +235,60 @@ class Inspector:
             f"Pools in the index: {known}"
         )
 
-    def _model_path(self, pool: str, facts: dict[str, WorkerFacts]) -> Path:
-        """The tokenizer's folder: of the flag, of the pool in the file, or of the built-in model."""
+    @contextlib.asynccontextmanager
+    async def _model_folder(self, pool: str, facts: Mapping[str, WorkerFacts]) -> AsyncIterator[Path]:
+        """The tokenizer's folder: of the flag, of the pool in the file, of the workers' files in the index, or of the
+        built-in model. Raises StartupError."""
+        with tempfile.TemporaryDirectory(prefix="warmroute-model-") as name:
+            folder = await self._named_folder(pool)
+            trouble = ""
+            if folder is None:
+                folder, trouble = await self._offered_files(pool, facts.values(), Path(name))
+            folder = folder or _builtin_folder(facts.values())
+            if folder is None:
+                raise StartupError(
+                    f"index.model_path: nothing says where the tokenizer of pool {pool!r} lies, and {trouble}. Name "
+                    "the folder that its engine serves with --model-path, or a file with gateway.pools with --config; "
+                    "token ids need none"
+                )
+            yield folder
+
+    async def _offered_files(self, pool: str, facts: Iterable[WorkerFacts], folder: Path) -> tuple[Path | None, str]:
+        """The folder with the files that most workers offer in it; None, and why there are none."""
+        files = most_common(filter(None, map(FileSet.of, facts)), None)
+        if files is None:
+            return None, "its workers offer none"
+        try:
+            unpack(await fetch(self._redis, pool, files), folder)
+        except (ModelFilesError, NoPermissionError) as error:
+            return None, str(error)
+        return folder, ""
+
+    async def _named_folder(self, pool: str) -> Path | None:
         if self._config.index.model_path is not None:
             return self._config.index.model_path
         for known in self._config.gateway.pools:
             if known.name == pool and known.model_path is not None:
                 return known.model_path
-        if WorkerConfig().model in {each.model for each in facts.values()}:
-            with contextlib.suppress(ModuleNotFoundError):
-                from worker.model_cache import ModelCacheError, ensure_model
-
+            if known.name == pool and known.tokenizer is not None:
                 try:
-                    return ensure_model()
-                except ModelCacheError as error:
-                    raise StartupError(f"index.model_path: {error}") from error
-        raise StartupError(
-            f"index.model_path: nothing says where the tokenizer of pool {pool!r} lies. Name the folder that its "
-            "engine serves with --model-path, or a file with gateway.pools with --config; token ids need none"
-        )
+                    return await asyncio.to_thread(hub_folder, known.tokenizer)
+                except HubError as error:
+                    raise StartupError(f"gateway.pools: {error}") from error
+        return None
+
+
+def _builtin_folder(facts: Iterable[WorkerFacts]) -> Path | None:
+    if WorkerConfig().model not in {each.model for each in facts}:
+        return None
+    try:
+        from worker.model_cache import ModelCacheError, ensure_model
+    except ModuleNotFoundError:
+        return None
+    try:
+        return ensure_model()
+    except ModelCacheError as error:
+        raise StartupError(f"index.model_path: {error}") from error
 
 
 def _read_prompt(name: str, limit_bytes: int) -> bytes:

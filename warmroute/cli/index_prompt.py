@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import orjson
 
-from gateway.prompts.body import BadRequestError, RoutedBody, Unkeyed, parse_body
+from gateway.prompts.body import BadRequestError, BodyKind, Completion, RoutedBody, Unkeyed, parse_body
 from gateway.prompts.keyer import KeySpace, Prompt, PromptKeyer, TokenizerError
 from indexer.keys import pool_fingerprint, prompt_keys
 from indexer.layout import WorkerFacts
@@ -20,11 +21,17 @@ from warmroute.lifecycle import StartupError
 BUDGET_SECONDS: Final = 60.0
 _REASONS: Final[Mapping[str, str]] = {
     "template": "it needs a chat template that the model's folder lacks, or that refuses it, or it brings its own",
-    "media": "it holds images, audio or files: such prompts are routed by load",
-    "several_prompts": "it holds several prompts: give one",
+    "media": "it holds media and is to be truncated: such prompts are routed by load",
+    "stored": "it continues what only the worker that answered before has",
+    "items": "it holds items that are not mapped to a chat",
+    "inline_system": "it holds system messages among the others, which engines put in different places",
+    "embeds": "it is made of embeddings",
     "malformed": "its fields have shapes that no engine takes",
     "too_long": "it is longer than any gateway keys",
 }
+
+_KINDS: Final[Mapping[str, BodyKind]] = {"messages": BodyKind.CHAT, "input": BodyKind.RESPONSE}
+"""What the request is, by the field that it has; a completion otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +74,24 @@ def parse_prompt(data: bytes, *, model: str) -> tuple[RoutedBody, str]:
             text = data.decode()
         except UnicodeDecodeError as error:
             raise StartupError(f"--prompt: the file is neither JSON nor UTF-8 text: {error}") from error
-        return RoutedBody(model, "", text, len(data)), "text"
+        return RoutedBody(model, "", Completion([text]), len(data)), "text"
     try:
         fields = orjson.loads(data)
         if "model" not in fields:
             data = orjson.dumps({**fields, "model": model})
-        chat = "messages" in fields
-        body = parse_body(data, chat=chat)
+        kind = next((kind for field, kind in _KINDS.items() if field in fields), BodyKind.COMPLETION)
+        body = parse_body(data, kind)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError, BadRequestError) as error:
         raise StartupError(
             f'--prompt: the file begins like a request body and is none: {error}. A text goes in as {{"prompt": "..."}}'
         ) from error
-    if chat and "prompt" in fields:
+    if kind is BodyKind.CHAT and "prompt" in fields:
         raise StartupError("--prompt: the request has both messages and prompt; leave one out")
-    return body, "chat" if chat else "token ids" if isinstance(body.prompt, list) else "text"
+    if not isinstance(body.prompt, Completion):
+        return body, kind.value
+    if len(body.prompt.prompts) > 1:
+        raise StartupError("--prompt: the request holds several prompts: give one")
+    return body, "text" if isinstance(body.prompt.prompts[0], str) else "token ids"
 
 
 def named_model(data: bytes) -> str | None:
@@ -117,23 +128,26 @@ def key_space(workers: Iterable[WorkerFacts], tokenizer: str | None) -> KeySpace
 
 
 async def key_prompt(
-    body: RoutedBody, workers: Iterable[WorkerFacts], model_path: Callable[[], Path]
+    body: RoutedBody, workers: Iterable[WorkerFacts], model_folder: Callable[[], AbstractAsyncContextManager[Path]]
 ) -> tuple[Prompt, KeySpace]:
-    """Keys by the gateway's own functions. `model_path` is asked only where text has to be tokenised.
+    """Keys by the gateway's own functions. `model_folder` is entered only where text has to be tokenised.
 
     Raises StartupError.
     """
-    if isinstance(body.prompt, list):
-        space = key_space(workers, None)
-        try:
-            keys = prompt_keys(body.prompt, space.fingerprint, block_tokens=space.index_block_tokens, salt=body.salt)
-        except (TypeError, OverflowError) as error:
-            raise StartupError(f"--prompt: prompt must be a list of token ids from 0 to 2**32 - 1: {error}") from error
-        return Prompt(len(body.prompt), keys), space
-    if isinstance(body.prompt, Unkeyed):
-        raise _unkeyed(body.prompt)
+    match body.prompt:
+        case Completion(prompts=[[*ids]], handling=handling) if handling.truncation is None:
+            space = key_space(workers, None)
+            try:
+                keys = prompt_keys(ids, space.fingerprint, block_tokens=space.index_block_tokens, salt=body.salt)
+            except (TypeError, OverflowError) as error:
+                message = f"--prompt: prompt must be a list of token ids from 0 to 2**32 - 1: {error}"
+                raise StartupError(message) from error
+            return Prompt(len(ids), keys), space
+        case Unkeyed() as unkeyed:
+            raise _unkeyed(unkeyed)
     try:
-        keyer = PromptKeyer.from_folder(model_path(), budget_seconds=BUDGET_SECONDS)
+        async with model_folder() as folder:
+            keyer = PromptKeyer.from_folder(folder, budget_seconds=BUDGET_SECONDS)
     except TokenizerError as error:
         raise StartupError(
             f"--model-path: {error}; name the folder with tokenizer.json that the engine serves"

@@ -21,7 +21,7 @@ import uvloop
 import warmroute
 from warmroute.cli.children import PARENT_VARIABLE, end_with_parent, is_taken
 from warmroute.cli.settings import ConfigError, add_flags, load, unknown_variables
-from warmroute.config import Config, GatewayConfig, WorkerConfig
+from warmroute.config import Config
 from warmroute.lifecycle import StartupError, cannot_listen
 
 # 0: done; 1: it failed while running; 2: it was called or configured wrongly, or cannot start.
@@ -45,7 +45,6 @@ class Command:
 
 
 def _gateway(config: Config, _: argparse.Namespace) -> int:
-    config = config.model_copy(update={"gateway": _with_builtin_model(config.gateway)})
     gateway = config.gateway
     if gateway.processes == 1:
         from gateway.server import serve
@@ -77,26 +76,6 @@ def _gateway_process(config: Config, number: int, admin_socket: Path) -> None:
     except StartupError as error:
         print(f"warmroute gateway: {error}", file=sys.stderr)
         sys.exit(MISUSED)
-
-
-def _with_builtin_model(config: GatewayConfig) -> GatewayConfig:
-    """Give pools of the built-in model its files, as the worker takes them by default."""
-    builtin = WorkerConfig().model
-    if all(pool.model_path is not None or pool.model != builtin for pool in config.pools):
-        return config
-    try:
-        from worker.model_cache import ModelCacheError, ensure_model
-    except ModuleNotFoundError:
-        return config
-    try:
-        folder = ensure_model()
-    except ModelCacheError as error:
-        raise StartupError(f"gateway.pools: model_path of {builtin}: {error}") from error
-    pools = [
-        pool.model_copy(update={"model_path": folder}) if pool.model_path is None and pool.model == builtin else pool
-        for pool in config.pools
-    ]
-    return config.model_copy(update={"pools": tuple(pools)})
 
 
 def _indexer(config: Config, _: argparse.Namespace) -> int:

@@ -148,7 +148,6 @@ class Stack:
             pool = {
                 "name": POOL,
                 "model": MODEL,
-                "model_path": str(plan.model_path),
                 "policy": policy,
                 "workers": [
                     {"address": address(plan.host, worker.main), "worker_id": f"worker-{number}"}

@@ -53,6 +53,7 @@ class PublishRequest(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -61,6 +62,8 @@ class PublishRequest(_message.Message):
     def delta(self) -> Global___Delta: ...
     @_builtins.property
     def load(self) -> Global___Load: ...
+    @_builtins.property
+    def file(self) -> Global___FileChunk: ...
     def __init__(
         self,
         *,
@@ -68,12 +71,13 @@ class PublishRequest(_message.Message):
         snapshot: Global___SnapshotChunk | None = ...,
         delta: Global___Delta | None = ...,
         load: Global___Load | None = ...,
+        file: Global___FileChunk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "delta", b"delta", "hello", b"hello", "load", b"load", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "delta", b"delta", "file", b"file", "hello", b"hello", "load", b"load", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "delta", b"delta", "hello", b"hello", "load", b"load", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "delta", b"delta", "file", b"file", "hello", b"hello", "load", b"load", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "snapshot", "delta", "load"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "snapshot", "delta", "load", "file"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -88,6 +92,8 @@ class PublishResponse(_message.Message):
     SNAPSHOT_WANTED_FIELD_NUMBER: _builtins.int
     SNAPSHOT_DEFERRED_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
+    FILES_WANTED_FIELD_NUMBER: _builtins.int
+    FILE_ACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -98,6 +104,10 @@ class PublishResponse(_message.Message):
     def snapshot_deferred(self) -> Global___SnapshotDeferred: ...
     @_builtins.property
     def leave(self) -> Global___Leave: ...
+    @_builtins.property
+    def files_wanted(self) -> Global___FilesWanted: ...
+    @_builtins.property
+    def file_ack(self) -> Global___FileAck: ...
     def __init__(
         self,
         *,
@@ -106,12 +116,14 @@ class PublishResponse(_message.Message):
         snapshot_wanted: Global___SnapshotWanted | None = ...,
         snapshot_deferred: Global___SnapshotDeferred | None = ...,
         leave: Global___Leave | None = ...,
+        files_wanted: Global___FilesWanted | None = ...,
+        file_ack: Global___FileAck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "leave", b"leave", "snapshot_deferred", b"snapshot_deferred", "snapshot_wanted", b"snapshot_wanted", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "file_ack", b"file_ack", "files_wanted", b"files_wanted", "leave", b"leave", "snapshot_deferred", b"snapshot_deferred", "snapshot_wanted", b"snapshot_wanted", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "leave", b"leave", "snapshot_deferred", b"snapshot_deferred", "snapshot_wanted", b"snapshot_wanted", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "file_ack", b"file_ack", "files_wanted", b"files_wanted", "leave", b"leave", "snapshot_deferred", b"snapshot_deferred", "snapshot_wanted", b"snapshot_wanted", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "snapshot_wanted", "snapshot_deferred", "leave"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "snapshot_wanted", "snapshot_deferred", "leave", "files_wanted", "file_ack"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -139,6 +151,7 @@ class Hello(_message.Message):
     PUBLISHES_EVENTS_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    SENDS_FILES_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of this protocol that the worker speaks; 1 today."""
     pool: _builtins.str
@@ -164,13 +177,15 @@ class Hello(_message.Message):
     """indexer.keys.pool_fingerprint of this worker's view of the pool."""
     publishes_events: _builtins.bool
     """False for engines that publish no events: the worker is then routed in approximate mode."""
+    sends_files: _builtins.bool
+    """Whether the worker answers FilesWanted."""
     @_builtins.property
     def capacity(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierCapacity]:
         """How many index blocks each tier can hold; sizes the ledger's buckets."""
 
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelFile]:
-        """Tokenizer, config and template files the worker can offer."""
+        """Tokenizer, config and template files of the model. The indexer may ask for them with FilesWanted."""
 
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -195,10 +210,11 @@ class Hello(_message.Message):
         publishes_events: _builtins.bool = ...,
         files: _abc.Iterable[Global___ModelFile] | None = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        sends_files: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "capacity", b"capacity", "engine", b"engine", "engine_block_tokens", b"engine_block_tokens", "engine_version", b"engine_version", "epoch", b"epoch", "files", b"files", "format_version", b"format_version", "index_block_tokens", b"index_block_tokens", "model", b"model", "pool", b"pool", "pool_fingerprint", b"pool_fingerprint", "publishes_events", b"publishes_events", "seq", b"seq", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "capacity", b"capacity", "engine", b"engine", "engine_block_tokens", b"engine_block_tokens", "engine_version", b"engine_version", "epoch", b"epoch", "files", b"files", "format_version", b"format_version", "index_block_tokens", b"index_block_tokens", "model", b"model", "pool", b"pool", "pool_fingerprint", b"pool_fingerprint", "publishes_events", b"publishes_events", "sends_files", b"sends_files", "seq", b"seq", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -515,6 +531,90 @@ class Leave(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Leave: _TypeAlias = Leave  # noqa: Y015
+
+@_typing.final
+class FilesWanted(_message.Message):
+    """FilesWanted asks for files of Hello by their digests: the index lacks them, and this worker is the one to send them.
+    It may come at any time after Welcome, to workers whose Hello has sends_files.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        digests: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilesWanted: _TypeAlias = FilesWanted  # noqa: Y015
+
+@_typing.final
+class FileChunk(_message.Message):
+    """FileChunk is one piece of a file that was asked for, in order from offset 0. At most one is unacknowledged. Files
+    never end a stream: whatever is wrong with one, FileAck says so and the rest goes on.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    offset: _builtins.int
+    """Bytes of the file before this piece."""
+    data: _builtins.bytes
+    """At most 128 KiB."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FileChunk: _TypeAlias = FileChunk  # noqa: Y015
+
+@_typing.final
+class FileAck(_message.Message):
+    """FileAck answers a FileChunk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    received: _builtins.int
+    """Bytes of the file that have come; the next chunk starts there."""
+    refused: _builtins.str
+    """Why the file is refused; no more of it is to come. Empty where it is not."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        received: _builtins.int = ...,
+        refused: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "received", b"received", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FileAck: _TypeAlias = FileAck  # noqa: Y015
 
 @_typing.final
 class LoadsRequest(_message.Message):

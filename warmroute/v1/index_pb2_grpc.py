@@ -65,7 +65,7 @@ class IndexServiceServicer:
         another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
         worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: this replica is ending; connect to
         another. UNAUTHENTICATED: the shared token is missing or wrong. While the ledger is out of reach streams go on, and
-        begin: loads are taken, snapshots deferred.
+        begin: loads are taken, snapshots deferred. Files of Hello that the index lacks are asked for in between.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

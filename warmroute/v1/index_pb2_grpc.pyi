@@ -46,7 +46,7 @@ class IndexServiceStub:
     another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
     worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: this replica is ending; connect to
     another. UNAUTHENTICATED: the shared token is missing or wrong. While the ledger is out of reach streams go on, and
-    begin: loads are taken, snapshots deferred.
+    begin: loads are taken, snapshots deferred. Files of Hello that the index lacks are asked for in between.
     """
     Loads: _grpc.UnaryStreamMultiCallable[_index_pb2.LoadsRequest, _index_pb2.LoadsResponse]
     """Loads streams the load of every worker that publishes to this replica, batched every 50 ms. The first response
@@ -69,7 +69,7 @@ class IndexServiceAsyncStub(IndexServiceStub):
     another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
     worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: this replica is ending; connect to
     another. UNAUTHENTICATED: the shared token is missing or wrong. While the ledger is out of reach streams go on, and
-    begin: loads are taken, snapshots deferred.
+    begin: loads are taken, snapshots deferred. Files of Hello that the index lacks are asked for in between.
     """
     Loads: _aio.UnaryStreamMultiCallable[_index_pb2.LoadsRequest, _index_pb2.LoadsResponse]  # type: ignore[assignment]
     """Loads streams the load of every worker that publishes to this replica, batched every 50 ms. The first response
@@ -95,7 +95,7 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
         worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: this replica is ending; connect to
         another. UNAUTHENTICATED: the shared token is missing or wrong. While the ledger is out of reach streams go on, and
-        begin: loads are taken, snapshots deferred.
+        begin: loads are taken, snapshots deferred. Files of Hello that the index lacks are asked for in between.
         """
 
     @_abc_1.abstractmethod

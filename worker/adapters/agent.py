@@ -21,7 +21,7 @@ from warmroute.lifecycle import StartupError, cannot_listen, until_signal
 from warmroute.metrics import AgentMetrics
 from worker.adapters.engine_client import EngineClient, EngineError, engine_client
 from worker.adapters.monitor import EngineChangedError, Monitor
-from worker.adapters.profile import Profile, probe, tokenizer_json
+from worker.adapters.profile import Profile, model_files, probe
 from worker.adapters.rank_worker import RankedMetrics, RankWorker
 
 logger = logging.getLogger(__name__)
@@ -116,18 +116,16 @@ class Agent:
 
     async def _serve(self, profile: Profile, client: EngineClient, context: zmq.asyncio.Context) -> None:
         """Run the workers of an engine as it is now."""
-        tokenizer = await asyncio.to_thread(tokenizer_json, self._config, profile)
-        if tokenizer is None:
-            logger.warning("no tokenizer.json at hand: give --model-path, the folder that the gateway's pool has too")
+        files = await asyncio.to_thread(model_files, self._config, profile)
+        if files.tokenizer is None:
+            logger.warning("no tokenizer.json at hand: give --model-path, the model's folder")
         self._ranked, self.workers = [], []
         try:
             for rank in profile.ranks:
                 registry = CollectorRegistry()
                 worker_id = f"{self._worker_id}/dp{rank.number}" if len(profile.ranks) > 1 else self._worker_id
                 self.workers.append(
-                    RankWorker(
-                        self._config, profile, rank, worker_id, self._address, tokenizer, registry, self._security
-                    )
+                    RankWorker(self._config, profile, rank, worker_id, self._address, files, registry, self._security)
                 )
                 self._ranked.append((rank.number, registry))
             self.profile = profile

@@ -5,6 +5,7 @@ Every engine has a probe; a finding says what is wrong and what exactly to chang
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,9 @@ from warmroute.agent_config import AgentConfig
 from worker.adapters.engine_client import EngineClient, EngineError
 from worker.adapters.engine_metrics import EngineFacts, MetricsReader
 from worker.adapters.sources import EventSource, SourcesError, from_settings, from_sglang, from_vllm
+from worker.model_files import ModelFiles
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_TOKENS: Final[Mapping[str, int]] = {"vllm": 16, "sglang": 64, "tensorrt-llm": 32, "openai": 16}
 _LISTED: Final = 1024
@@ -100,15 +104,16 @@ def read_models(answer: object) -> tuple[str, str, dict[str, str]]:
     return str(base.get("id") or ""), str(base.get("root") or ""), adapters
 
 
-def tokenizer_json(config: AgentConfig, profile: Profile) -> bytes | None:
-    """The model's tokenizer.json, where it can be read here."""
+def model_files(config: AgentConfig, profile: Profile) -> ModelFiles:
+    """The files of the model's folder that gateways need, where it can be read here; else none."""
     folder = config.model_path or (Path(profile.model_path) if profile.model_path.startswith("/") else None)
     if folder is None:
-        return None
+        return ModelFiles()
     try:
-        return (folder / "tokenizer.json").read_bytes()
-    except OSError:
-        return None
+        return ModelFiles.from_folder(folder)
+    except OSError as error:
+        logger.warning("the model's folder cannot be read: %s", error)
+        return ModelFiles()
 
 
 async def _version(client: EngineClient, config: AgentConfig) -> str:

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from indexer.keys import tokenizer_digest
 from warmroute.agent_config import AgentConfig
 from warmroute.grpc_security import ClientSecurity
 from warmroute.metrics import AgentMetrics, WorkerMetrics
@@ -22,6 +21,7 @@ from worker.adapters.translate import Translator
 from worker.adapters.zmq_source import ZmqSource
 from worker.events import AdapterReplaced, CacheCleared, CacheEvent, EngineLoad
 from worker.index_blocks import capacity_keys
+from worker.model_files import ModelFiles
 from worker.publisher import Identity, Publisher
 
 # Where nobody says how much a cache holds: 67 M tokens at 16 a block, so that a table still has a bound.
@@ -40,7 +40,7 @@ class RankWorker:
         rank: Rank,
         worker_id: str,
         address: str,
-        tokenizer: bytes | None,
+        files: ModelFiles,
         registry: CollectorRegistry,
         security: ClientSecurity,
     ) -> None:
@@ -54,7 +54,7 @@ class RankWorker:
         )
         self._counted: Counter[str] = Counter()
         self._ignored: Counter[str] = Counter()
-        identity = _identity(config, profile, rank, tokenizer, worker_id, address)
+        identity = _identity(config, profile, rank, files, worker_id, address)
         self.publisher = Publisher(config.indexer, identity, lambda: self.load, WorkerMetrics(registry), security)
 
     def attach(self, source: EventSource, context: zmq.asyncio.Context) -> ZmqSource:
@@ -96,7 +96,7 @@ class RankWorker:
 
 
 def _identity(
-    config: AgentConfig, profile: Profile, rank: Rank, tokenizer: bytes | None, worker_id: str, address: str
+    config: AgentConfig, profile: Profile, rank: Rank, files: ModelFiles, worker_id: str, address: str
 ) -> Identity:
     blind = profile.blind or config.engine == "openai"
 
@@ -115,13 +115,12 @@ def _identity(
         engine_block_tokens=config.index_block_tokens if blind else rank.block_tokens,
         index_block_tokens=config.index_block_tokens,
         capacity_keys=keys(max(rank.cache_tokens, most * rank.block_tokens if not blind else 0)),
-        tokenizer_digest=tokenizer_digest(tokenizer) if tokenizer is not None else "",
-        tokenizer_bytes=len(tokenizer) if tokenizer is not None else 0,
         host_capacity_keys=keys(config.host_cache_tokens) if config.host_cache_tokens and not blind else 0,
         capacity_blocks=most,
         host_capacity_blocks=max(1, config.host_cache_tokens // rank.block_tokens),
         publishes_events=not blind,
         adapters=tuple(sorted(profile.adapters)),
+        files=files,
     )
 
 

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from warmroute.chat_template.tools import declared_tools
 from worker.engine.request import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -95,6 +96,7 @@ def _stops(value: str | list[str] | None) -> tuple[str, ...]:
 
 
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True), AfterValidator(_messages)]
+Tools = Annotated[list[dict[str, Any]], AfterValidator(declared_tools)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
 Prompt = Annotated[str, StringConstraints(min_length=1)] | TokenIds
 
@@ -162,7 +164,7 @@ class ChatRequest(GenerationRequest):
 
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -187,7 +189,7 @@ class TokenizeRequest(_Body):
 
     prompt: str | None = None
     messages: Messages | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None

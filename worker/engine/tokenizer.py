@@ -62,8 +62,9 @@ class EngineTokenizer:
         for messages that the template refuses, and where the model has no template."""
         if isinstance(self._template, ChatTemplateError):
             raise self._template
+        chat = self._template.conversation(messages, tools=tools)
         text = self._template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
+            chat.messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
         )
         return self.encode(text, add_special_tokens=False)
 

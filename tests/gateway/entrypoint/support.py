@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -368,3 +369,19 @@ def request(
     if body or method == "POST":
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+@contextmanager
+def full_pipe() -> Iterator[int]:
+    """The writing end of a pipe that nobody reads and that takes no more: a write to it blocks until the end."""
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writer, bytes(4096))
+        os.set_blocking(writer, True)
+        yield writer
+    finally:
+        os.close(reader)  # ends a thread that is stuck in a write
+        os.close(writer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -16,7 +15,7 @@ from gateway.entrypoint.access_log import AccessLog
 from gateway.entrypoint.flow_control import FlowControl
 from gateway.entrypoint.http import Request
 from gateway.entrypoint.reply import Reply
-from tests.gateway.entrypoint.support import Link, gateway, plain, replying, request, run, worker
+from tests.gateway.entrypoint.support import Link, full_pipe, gateway, plain, replying, request, run, worker
 from tests.support import eventually
 
 
@@ -78,7 +77,7 @@ def test_lines_beyond_the_bound_and_those_that_cannot_be_written_are_counted(
 
     async def main() -> None:
         log = AccessLog(tmp_path / "missing" / "access.log", dropped.append)
-        asked = Request("GET", b"/", "/", "", [], b"", "1.1", True, "", "id", 0.0)
+        asked = Request("GET", b"/", "/", "", [], b"", "1.1", True, "", "id", 0.0, {})
         reply = Reply(asyncio.Transport(), FlowControl(), "id", method="GET", version="1.1", keep_alive=True)
         for _ in range(5):
             log.add(asked, reply, 0.1)
@@ -92,19 +91,13 @@ def test_lines_beyond_the_bound_and_those_that_cannot_be_written_are_counted(
 
 def test_a_pipe_that_nobody_reads_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_log, "STOP_SECONDS", 0.2)
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    with suppress(BlockingIOError):
-        while True:
-            os.write(writer, bytes(4096))
-    os.set_blocking(writer, True)
     dropped: list[int] = []
 
-    async def main() -> None:
+    async def main(writer: int) -> None:
         with os.fdopen(writer, "wb", closefd=False) as out:
             monkeypatch.setattr(sys, "stdout", out)
             log = AccessLog("json", dropped.append)
-            asked = Request("GET", b"/", "/", "", [], b"", "1.1", True, "", "id", 0.0)
+            asked = Request("GET", b"/", "/", "", [], b"", "1.1", True, "", "id", 0.0, {})
             reply = Reply(asyncio.Transport(), FlowControl(), "id", method="GET", version="1.1", keep_alive=True)
             log.start()
             log.add(asked, reply, 0.1)
@@ -114,12 +107,9 @@ def test_a_pipe_that_nobody_reads_does_not_hold_up_the_end(monkeypatch: pytest.M
             await asyncio.wait_for(log.stop(), 5)
             assert dropped == [3]
 
-    try:
-        run(main())
+    with full_pipe() as pipe:
+        run(main(pipe))
         assert dropped == [3, 1]  # counted as the loop ended
-    finally:
-        os.close(reader)  # ends the thread
-        os.close(writer)
 
 
 def test_lines_are_written_in_pieces_that_a_pipe_takes_whole() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prompts.body import BadRequestError, Chat, Unkeyed, parse_body
+from gateway.prompts.body import BadRequestError, BodyKind, Chat, Completion, Unkeyed, parse_body
 
 USER = {"role": "user", "content": "hi"}
 
@@ -33,81 +33,127 @@ def body(**fields) -> bytes:
 )
 def test_what_no_worker_could_serve_is_refused(raw: bytes, param: str | None) -> None:
     with pytest.raises(BadRequestError) as caught:
-        parse_body(raw, chat=True)
+        parse_body(raw, BodyKind.CHAT)
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("kind", "fields", "prompt"),
     [
-        ({}, "malformed"),
-        ({"messages": "hi"}, "malformed"),
-        ({"messages": []}, "malformed"),
-        ({"messages": ["hi"]}, "malformed"),
-        ({"messages": [{"role": "user", "content": 7}]}, "malformed"),
-        ({"messages": [{"role": "user", "content": ["hi"]}]}, "malformed"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "malformed"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "media"),
-        ({"messages": [{"role": "user", "content": [{"type": [], "text": {}}]}]}, "malformed"),
-        ({"messages": [USER], "tools": "x"}, "malformed"),
-        ({"messages": [USER], "chat_template_kwargs": [1]}, "malformed"),
-        ({"messages": [USER], "chat_template": "x"}, "template"),
-        ({"messages": [USER], "cache_salt": 7}, "malformed"),
+        (BodyKind.CHAT, {"messages": [USER]}, Chat([USER])),
+        (BodyKind.COMPLETION, {"prompt": "x"}, Completion(["x"])),
+        (BodyKind.RESPONSE, {"input": "hi"}, Chat([USER], typed_calls=False)),
+        (BodyKind.MESSAGES, {"messages": [USER]}, Chat([USER])),
     ],
 )
-def test_odd_chats_are_left_to_the_engine(fields: dict, reason: str) -> None:
-    assert parse_body(body(**fields), chat=True).prompt == Unkeyed(reason)
+def test_each_api_has_its_reader(kind: BodyKind, fields: dict, prompt: object) -> None:
+    assert parse_body(body(**fields), kind).prompt == prompt
 
 
-def test_a_chat_with_its_parts() -> None:
-    parsed = parse_body(
-        body(
-            messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
-            tools=[{"type": "function"}],
-            cache_salt="s",
-            add_generation_prompt=False,
-            chat_template_kwargs={"enable_thinking": False},
-        ),
-        chat=True,
-    )
-    assert parsed.salt == "s"
-    assert parsed.prompt == Chat(
-        [{"role": "user", "content": "a\nb"}], [{"type": "function"}], False, {"enable_thinking": False}
-    )
+@pytest.mark.parametrize("kind", BodyKind)
+@pytest.mark.parametrize("fields", [{}, {"messages": 1, "input": 1}])
+def test_bodies_without_a_prompt_are_left_to_the_engine(kind: BodyKind, fields: dict) -> None:
+    assert parse_body(body(**fields), kind).prompt == Unkeyed("malformed")
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ("text", "text"),
-        (["text"], "text"),
-        ([1, 2], [1, 2]),
-        (["a", "b"], Unkeyed("several_prompts")),
-        ([[1], [2]], Unkeyed("several_prompts")),
-        ([], Unkeyed("malformed")),
-        (None, Unkeyed("malformed")),
-        ({}, Unkeyed("malformed")),
-    ],
-)
-def test_completions(prompt: object, expected: object) -> None:
-    assert parse_body(body(prompt=prompt), chat=False).prompt == expected
+def test_a_salt_that_is_no_text_is_left_to_the_engine() -> None:
+    parsed = parse_body(body(messages=[USER], cache_salt=7), BodyKind.CHAT)
+    assert (parsed.prompt, parsed.salt) == (Unkeyed("malformed"), "")
+    assert parse_body(body(messages=[USER], cache_salt="s"), BodyKind.CHAT).salt == "s"
+
+
+def test_what_is_not_keyed_is_estimated_by_its_size() -> None:
+    raw = body(input="x" * 4_000, previous_response_id="resp_1")
+    assert parse_body(raw, BodyKind.RESPONSE).prompt == Unkeyed("stored", len(raw) // 4)
+
+
+def test_pictures_that_are_sent_along_are_no_text() -> None:
+    data = "data:image/png;base64," + "A" * 40_000
+    raw = body(messages=[{"role": "user", "content": ["hi", {"type": "image_url", "image_url": {"url": data}}]}])
+    parsed = parse_body(raw, BodyKind.CHAT)
+    assert parsed.media_bytes == len(data)
+    assert parsed.estimated_tokens == (len(raw) - len(data)) // 4 < 100
+    assert parse_body(body(prompt="x" * 400), BodyKind.COMPLETION).estimated_tokens > 100
 
 
 def test_text_inside_a_prompt_is_only_text() -> None:
     """A prompt that quotes another request's fields changes neither model nor salt."""
-    parsed = parse_body(body(prompt='", "model": "other", "cache_salt": "x"'), chat=False)
+    parsed = parse_body(body(prompt='", "model": "other", "cache_salt": "x"'), BodyKind.COMPLETION)
     assert (parsed.model, parsed.salt) == ("m", "")
 
 
+FIELDS = [
+    "messages",
+    "prompt",
+    "input",
+    "tools",
+    "cache_salt",
+    "instructions",
+    "system",
+    "reasoning",
+    "documents",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "add_special_tokens",
+    "continue_final_message",
+    "add_generation_prompt",
+    "chat_template_kwargs",
+    "kv_transfer_params",
+    "output_config",
+    "reasoning_effort",
+    "prompt_embeds",
+]
+WORDS = [
+    "role",
+    "content",
+    "type",
+    "text",
+    "tool_calls",
+    "function",
+    "name",
+    "arguments",
+    "parameters",
+    "input_schema",
+    "source",
+    "data",
+    "url",
+    "image_url",
+    "summary",
+    "output",
+    "call_id",
+    "status",
+    "effort",
+    "prompt_token_ids",
+    "thinking",
+    "uuid",
+]
+KINDS = [
+    "user",
+    "assistant",
+    "system",
+    "tool",
+    "developer",
+    "message",
+    "function",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "image_url",
+    "image",
+    "tool_use",
+    "tool_result",
+    "thinking",
+    "input_image",
+    "incomplete",
+    "base64",
+]
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "type", "text"]), inner)
-    ),
-    max_leaves=10,
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5) | st.sampled_from(KINDS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=5),
+    max_leaves=12,
 )
 
 
-@given(st.dictionaries(st.sampled_from(["messages", "prompt", "tools", "cache_salt"]), json_values), st.booleans())
-def test_no_json_makes_it_fail_in_another_way(fields: dict, chat: bool) -> None:
-    assert parse_body(body(**fields), chat=chat).model == "m"
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values), st.sampled_from(BodyKind))
+def test_no_json_makes_it_fail_in_another_way(fields: dict, kind: BodyKind) -> None:
+    assert parse_body(body(**fields), kind).model == "m"

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gateway.prompts.tokenizer import PromptTokenizer, TokenizerError
-from indexer.keys import token_bytes
+from gateway.prompts.tokenizer import (
+    LEAST_INLINE_CHARACTERS,
+    MOST_INLINE_CHARACTERS,
+    PromptTokenizer,
+    TokenizerError,
+)
+from indexer.keys import chain, token_bytes
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+SEED = 12345
+
+
+class Model:
+    """One tokenizer, and the library's own."""
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        self.ours = PromptTokenizer(tokenizer_json)
+        self.reference = Tokenizer.from_str(tokenizer_json.decode())
+
+    def ids(self, text: str) -> bytes:
+        return token_bytes(self.reference.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.fixture(scope="module", params=["smollm2", "qwen"])
+def model(request: pytest.FixtureRequest) -> Model:
+    return Model(request.getfixturevalue(f"{request.param}_json"))
 
 
 @pytest.fixture(scope="module")
@@ -21,20 +44,30 @@ def tokenizer(smollm2: Path) -> PromptTokenizer:
     return PromptTokenizer.from_folder(smollm2)
 
 
-@pytest.fixture(scope="module")
-def reference(smollm2: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
-
-
-texts = st.lists(st.sampled_from(SPECIAL) | st.text(max_size=20), max_size=8).map("".join)
+parts = st.sampled_from([*SPECIAL, "<|im_", "end|>", "\n", " ", "e\u0301", "1"]) | st.text(max_size=20)
+texts = st.lists(parts, max_size=8).map("".join)
 
 
 @given(text=texts)
-@settings(deadline=None)
-def test_any_text_tokenises_as_a_whole(tokenizer: PromptTokenizer, reference: Tokenizer, text: str) -> None:
-    expected = token_bytes(reference.encode(text, add_special_tokens=False).ids)
-    assert tokenizer.encode(text) == expected
-    assert tokenizer.encode(text) == expected
+def test_any_text_tokenises_as_a_whole(model: Model, text: str) -> None:
+    expected = model.ids(text)
+    assert model.ours.encode(text) == expected
+    assert model.ours.encode(text) == expected
+    assert model.ours.encode(text, add_special_tokens=True) == expected  # these models put none around a text
+
+
+@given(start=texts, turns=st.lists(texts, max_size=4), salted=st.booleans())
+def test_any_conversation_has_the_keys_of_the_whole(model: Model, start: str, turns: list[str], salted: bool) -> None:
+    """Each turn goes on from the text before, wherever that ends, and is asked for again under another root."""
+    text = "a long beginning " * 80 + "<|im_start|>" + start
+    for turn in ["", *turns]:
+        text += turn
+        expected = model.ids(text)
+        prepared = model.ours.prepare(text)
+        assert prepared.encode() == expected
+        for seed in (SEED, SEED + salted, SEED):
+            assert prepared.keys(seed, 16) == chain(expected, seed, block_tokens=16)
+        assert model.ours.new_characters(text) == 0
 
 
 def test_a_second_turn_tokenises_only_what_is_new(tokenizer: PromptTokenizer) -> None:
@@ -45,14 +78,64 @@ def test_a_second_turn_tokenises_only_what_is_new(tokenizer: PromptTokenizer) ->
     assert tokenizer.new_characters(first + "<|im_start|>user\nanother") == len("user\nanother")
 
 
-def test_the_memo_stays_within_its_bytes(smollm2: Path) -> None:
-    tokenizer = PromptTokenizer((smollm2 / "tokenizer.json").read_bytes(), memo_bytes=10_000)
+def test_a_second_turn_looks_up_only_what_is_new(smollm2: Path) -> None:
+    tokenizer = PromptTokenizer.from_folder(smollm2)
+    old = "".join(f"<|im_start|>user\nquestion {number} of many<|im_end|>\n" for number in range(100))
+    tokenizer.encode(old + "<|im_start|>assistant\n")
+    tokenizer._segments.clear()
+    assert tokenizer.new_characters(old + "<|im_start|>assistant\nanswer") == len("assistant\nanswer")
+
+
+def test_the_memos_stay_within_their_bytes(smollm2: Path) -> None:
+    limit = 20_000
+    tokenizer = PromptTokenizer((smollm2 / "tokenizer.json").read_bytes(), memo_bytes=limit)
     for number in range(500):
-        tokenizer.encode(f"<|im_start|>segment number {number} of many")
-        assert tokenizer.memo_size <= 10_000
-    tokenizer.encode("x " * 20_000)
-    assert tokenizer.memo_size <= 10_000
-    assert tokenizer.new_characters("<|im_start|>segment number 499 of many") == 0
+        tokenizer.encode(f"<|im_start|>segment number {number} of many" + " and more" * 150 + "<|im_end|>")
+        assert tokenizer.memo_size <= 2 * limit
+    tokenizer.encode("x " * 20_000 + "<|im_end|>")
+    assert tokenizer.memo_size <= 2 * limit
+    assert tokenizer.new_characters("<|im_start|>segment number 499 of many" + " and more" * 150) == 0
+
+
+def test_threads_share_a_tokenizer(smollm2: Path) -> None:
+    model = Model((smollm2 / "tokenizer.json").read_bytes())
+    chats = ["".join(f"<|im_start|>user\n{word} {turn}<|im_end|>\n" for turn in range(60)) for word in "abcdefgh"]
+    expected = {chat[:end]: model.ids(chat[:end]) for chat in chats for end in range(len(chat) // 2, len(chat), 100)}
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(model.ours.encode, expected)) == list(expected.values())
+
+
+def test_a_text_is_shown_in_its_segments(tokenizer: PromptTokenizer) -> None:
+    text = "<|im_start|>user\nHello there<|im_end|>"
+    segments = tokenizer.segments(text)
+    assert [part for part, _ in segments] == ["<|im_start|>", "user\nHello there", "<|im_end|>"]
+    assert sum(count for _, count in segments) * 4 == len(tokenizer.encode(text))
+
+
+def test_the_encoder_is_told(tokenizer: PromptTokenizer) -> None:
+    assert tokenizer.encoder == "tiktoken"
+    assert LEAST_INLINE_CHARACTERS <= tokenizer.inline_characters <= MOST_INLINE_CHARACTERS
+
+
+def test_special_tokens_around_a_text_are_put_there_once(smollm2: Path) -> None:
+    declared = json.loads((smollm2 / "tokenizer.json").read_text())
+    declared["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}},
+    }
+    model = Model(json.dumps(declared).encode())
+    for text in ("", "plain", "<|im_start|>user\nquestion " * 100 + "<|im_end|>", "x<|im_end|>y"):
+        framed = token_bytes(model.reference.encode(text).ids)
+        assert framed == token_bytes([1]) + model.ids(text)
+        for _ in range(2):
+            prepared = model.ours.prepare(text, add_special_tokens=True)
+            assert prepared.encode() == framed
+            assert prepared.keys(SEED, 16) == chain(framed, SEED, block_tokens=16)
+            assert model.ours.prepare(text).keys(SEED, 16) == chain(model.ids(text), SEED, block_tokens=16)
+    model.ours.prepare("plain", add_special_tokens=True).encode()
+    assert model.ours.prepare("plain", add_special_tokens=True).new_characters == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from gateway.discovery.targets import Target
 from gateway.loads import LoadReports, Report
 from gateway.prompts.keyer import Prompt
 from gateway.routing.assignment import Outcome
-from gateway.routing.router import PoolAssignment, PoolRouter, RoutedRequest
+from gateway.routing.routed_request import PoolAssignment, RoutedRequest
+from gateway.routing.router import PoolRouter
 from indexer.keys import pool_fingerprint, prompt_keys
 from indexer.layout import WorkerFacts
 from indexer.pool_index import PoolIndex

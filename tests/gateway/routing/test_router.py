@@ -8,7 +8,7 @@ import pytest
 
 from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.routing.assignment import Outcome
-from gateway.routing.router import PoolAssignment, RoutedRequest
+from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from indexer.keys import pool_fingerprint, prompt_keys
 from tests.gateway.routing.support import FINGERPRINT, NAMES, TOKENIZER, Pool, open_assignments, prompt
 
@@ -56,6 +56,17 @@ def test_identical_prompts_at_one_instant_share_by_load() -> None:
         counts = Counter(assignment.worker_id for assignment in assignments)
         assert set(counts) == set(NAMES)
         assert max(counts.values()) <= 20
+
+
+def test_what_the_index_knows_whole_is_not_predicted() -> None:
+    pool = Pool()
+    pool.hold("c", prompt(640).keys)
+    with open_assignments(pool, [prompt(640)]) as (assignment,):
+        assert assignment.worker_id == "c"
+        assert pool.router.predictions.keys == 0
+    with open_assignments(pool, [prompt(704)]) as (assignment,):
+        assert assignment.worker_id == "c"
+        assert pool.router.predictions.keys == 11
 
 
 def test_predictions_go_when_a_request_fails_and_stay_when_it_answers() -> None:

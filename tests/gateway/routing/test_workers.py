@@ -8,7 +8,14 @@ import pytest
 
 from gateway.discovery.targets import Target
 from gateway.routing.assignment import Outcome
-from gateway.routing.workers import EJECT_SECONDS, RECENT, SLOW_START_SECONDS, State, Worker, WorkerTable
+from gateway.routing.workers import (
+    LONGEST_EJECTION_SECONDS,
+    RECENT,
+    SLOW_START_SECONDS,
+    State,
+    Worker,
+    WorkerTable,
+)
 from indexer.layout import WorkerFacts
 
 FACTS = WorkerFacts("10.0.0.1:8100", "m", "builtin", "0", 16, 64, "f", publishes_events=True)
@@ -65,10 +72,10 @@ def test_ejection_grows_is_capped_and_forgets_after_good_replies() -> None:
         lengths.append(worker.ejected_until - now)
         now = worker.ejected_until
     assert lengths[:3] == [1, 2, 4]
-    assert lengths[-1] == EJECT_SECONDS[1]
+    assert lengths[-1] == LONGEST_EJECTION_SECONDS
     end(worker, Outcome.COMPLETED, now)
     end(worker, Outcome.UNREACHABLE, now)
-    assert worker.ejected_until - now == EJECT_SECONDS[1]
+    assert worker.ejected_until - now == LONGEST_EJECTION_SECONDS
     now = worker.ejected_until
     for _ in range(RECENT):
         end(worker, Outcome.COMPLETED, now)

@@ -18,7 +18,8 @@ from tests.gateway.surface.support import CHAT, as_json
 
 def read(fields: dict[str, Any] | None = None, **headers: bytes) -> Hints:
     pairs = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
-    return read_hints(Request("POST", b"/", "/", "", pairs, b"", "1.1", True, "", "id", 0.0), fields)
+    request = Request("POST", b"/", "/", "", pairs, b"", "1.1", True, "", "id", 0.0, dict(pairs))
+    return read_hints(request, fields)
 
 
 def agent(priority: Any) -> dict[str, Any]:

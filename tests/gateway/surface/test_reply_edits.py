@@ -20,7 +20,8 @@ USAGE = b'{"id":"c","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":
 
 
 def head(kind: bytes, *headers: tuple[bytes, bytes]) -> ReplyHead:
-    return ReplyHead(200, [(b"content-type", kind), *headers], None)
+    fields = [(b"content-type", kind), *headers]
+    return ReplyHead(200, fields, None, dict(fields))
 
 
 def passed(edits: ReplyEdits, pieces: Iterator[bytes] | list[bytes], kind: bytes = b"text/event-stream") -> bytes:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,3 +108,16 @@ def test_a_limit_that_changes_without_redis_holds_at_once() -> None:
     assert lease.remaining(0.0) == 3
     lease.resize(600)
     assert lease.remaining(60.0) == 300
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("used", [0, 1, 250, 700])
+@pytest.mark.parametrize("now", [0.0, 0.7, 30.0, 90.0])
+def test_the_outlook_is_what_remains_and_when_all_of_it_is_back(now: float, used: int, alone: bool) -> None:
+    lease = Lease(600, 0.0)
+    order = lease.order(1, 300, 0.0)
+    lease.granted(order, 300, 300, 0.0)
+    if alone:
+        lease.alone(2, 0.0)
+    lease.use(used, 0.0)
+    assert lease.outlook(now) == (lease.remaining(now), pytest.approx(lease.seconds_until(600, now)))

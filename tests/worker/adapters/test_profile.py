@@ -13,7 +13,7 @@ from tests.worker.adapters.stand_in import engine_http
 from tests.worker.adapters.support import fixtures
 from warmroute.agent_config import AgentConfig
 from worker.adapters.engine_client import EngineError, engine_client
-from worker.adapters.profile import Profile, Rank, probe, read_models, tokenizer_json
+from worker.adapters.profile import Profile, Rank, model_files, probe, read_models
 
 SOURCE = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "buffer_steps": 9}
 
@@ -80,9 +80,11 @@ def test_models_of_a_wrong_shape_are_none(answer: object) -> None:
     assert read_models(answer) == ("", "", {})
 
 
-def test_the_tokenizer_is_read_where_it_is(tmp_path: Path) -> None:
+def test_the_model_s_files_are_offered_where_they_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
     found = Profile("", "m", str(tmp_path), (), ())
-    assert tokenizer_json(AgentConfig(), found) == b"{}"
-    assert tokenizer_json(AgentConfig(model_path=tmp_path / "not"), found) is None
-    assert tokenizer_json(AgentConfig(), Profile("", "m", "org/name", (), ())) is None
+    offered = model_files(AgentConfig(), found)
+    assert offered.tokenizer is not None
+    assert (offered.tokenizer.size, [file.name for file in offered.files]) == (2, ["tokenizer.json"])
+    assert not model_files(AgentConfig(model_path=tmp_path / "not"), found).files
+    assert not model_files(AgentConfig(), Profile("", "m", "org/name", (), ())).files

@@ -80,8 +80,9 @@ def test_good_but_unusual_bodies(tiny_folder: Path) -> None:
         parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         split = await post(client, CHAT, chat(messages=[{"role": "user", "content": parts}]))
         assert split["choices"] == text["choices"]
-        called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-        await post(client, CHAT, chat(messages=[*HELLO, called], tools=[{"type": "function"}]))
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "not JSON"}}
+        called = {"role": "assistant", "content": None, "tool_calls": [call]}
+        await post(client, CHAT, chat(messages=[*HELLO, called], tools=[{"function": {"name": "f", "more": 1}}]))
         nulls = dict.fromkeys(["temperature", "top_p", "seed", "stop", "n", "stream", "stream_options", "cache_salt"])
         await post(client, CHAT, chat(**nulls))
         newer = await post(client, CHAT, chat(max_completion_tokens=3))

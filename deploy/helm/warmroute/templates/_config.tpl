@@ -11,7 +11,7 @@ redis:
 {{- end -}}
 {{- end -}}
 
-{{/* The model's folder in worker and gateway; empty where only vLLM knows it. */}}
+{{/* The model's folder in the worker; empty where only vLLM knows it. */}}
 {{- define "warmroute.modelPath" -}}
 {{- if .Values.pool.modelFiles.volume -}}
 {{- printf "/models/%s" .Values.pool.modelFiles.path | trimSuffix "/" -}}
@@ -24,7 +24,8 @@ redis:
 {{- $discovery := dict "namespace" .Release.Namespace "selector" (include "warmroute.poolSelector" .) "port" 8100 -}}
 {{- $pool := dict "name" .Values.pool.name "model" .Values.pool.model "policy" .Values.pool.policy -}}
 {{- $_ := set $pool "kubernetes" $discovery -}}
-{{- with include "warmroute.modelPath" . }}{{ $_ := set $pool "model_path" . }}{{ end -}}
+{{- /* Without it the gateway takes the files that the workers offer. */ -}}
+{{- if .Values.pool.modelFiles.volume }}{{ $_ := set $pool "model_path" (include "warmroute.modelPath" .) }}{{ end -}}
 {{- if .Values.pool.engineKey.existingSecret }}{{ $_ := set $pool "upstream_key_file" "/etc/warmroute-engine/key" }}{{ end -}}
 {{- $section := dict "host" "0.0.0.0" "port" 8000 "admin_host" "0.0.0.0" "admin_port" 8001 -}}
 {{- $_ := set $section "indexers" (list (printf "%s-indexer:50051" (include "warmroute.fullname" .))) -}}

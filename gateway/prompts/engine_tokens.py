@@ -1,0 +1,132 @@
+"""Token ids asked of an engine: the way out where the gateway's own differ from it.
+
+vLLM renders a request that it gets under the request's own path and `/render`, whatever is in it; older ones and
+SGLang have `/tokenize`, which takes the fields that make the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+from gateway.entrypoint.upstream_security import UpstreamSecurity
+from indexer.keys import token_bytes
+
+CONCURRENT: Final = 32
+"""Questions under way for a pool; more are not asked."""
+REPLY_LIMIT_BYTES: Final = 4_194_304
+"""Of some 600,000 ids; reading one takes 10 ms."""
+_UNSERVED: Final = frozenset({404, 405, 501})
+_TOKENIZE: Final = "/tokenize"
+_PROMPT_FIELDS: Final = (
+    "model",
+    "prompt",
+    "messages",
+    "tools",
+    "add_special_tokens",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "mm_processor_kwargs",
+)
+
+
+class EngineTokensError(Exception):
+    """The engine has not said. `unserved`: it cannot."""
+
+    def __init__(self, message: str, *, unserved: bool = False) -> None:
+        super().__init__(message)
+        self.unserved = unserved
+
+
+class EngineTokens:
+    """Asks the engines of one pool. `close` it."""
+
+    def __init__(self, security: UpstreamSecurity | None = None) -> None:
+        """`security`: how the workers are reached; plain HTTP when None."""
+        self._security = security
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+        self._under_way = 0
+        self._renders = True
+
+    async def ask(self, address: str, path: str, body: bytes, fields: Mapping[str, Any], seconds: float) -> bytes:
+        """Ids of a request's prompt, packed by `indexer.keys.token_bytes`; of the first where there are several.
+
+        `address`: host:port of a worker. `path`: where the request goes; `body`: it, as the worker would get it;
+        `fields`: the same, parsed. Raises EngineTokensError, after `seconds` at the latest.
+        """
+        if self._under_way >= CONCURRENT:
+            raise EngineTokensError(f"{CONCURRENT} questions are under way")
+        self._under_way += 1
+        try:
+            timeout = aiohttp.ClientTimeout(total=seconds)
+            if self._renders:
+                try:
+                    return await self._post(address, path + "/render", body, timeout)
+                except EngineTokensError as error:
+                    if not error.unserved:
+                        raise
+                    self._renders = False
+            if "prompt" not in fields and "messages" not in fields:
+                raise EngineTokensError(f"{path} cannot be tokenised alone", unserved=True)
+            known = orjson.dumps({name: fields[name] for name in _PROMPT_FIELDS if name in fields})
+            return await self._post(address, _TOKENIZE, known, timeout)
+        finally:
+            self._under_way -= 1
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    async def _post(self, address: str, path: str, body: bytes, timeout: aiohttp.ClientTimeout) -> bytes:
+        if self._closed:
+            raise EngineTokensError("the gateway is stopping")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CONCURRENT))
+        security = self._security
+        headers = {"Content-Type": "application/json"}
+        if security is not None and security.authorization:
+            headers["Authorization"] = security.authorization.decode()
+        try:
+            async with self._session.post(
+                f"{'http' if security is None else security.scheme}://{address}{path}",
+                data=body,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+                ssl=True if security is None or security.context is None else security.context,
+                server_hostname=None if security is None else security.server_name,
+            ) as response:
+                if response.status != 200:
+                    raise EngineTokensError(f"{path} answered {response.status}", unserved=response.status in _UNSERVED)
+                return _ids(await _read(response), path)
+        except TimeoutError as error:
+            raise EngineTokensError(f"{path} did not answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineTokensError(f"{path}: {error}") from error
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    content = bytearray()
+    async for part in response.content.iter_any():
+        content += part
+        if len(content) > REPLY_LIMIT_BYTES:
+            raise EngineTokensError(f"the reply has more than {REPLY_LIMIT_BYTES} bytes")
+    return bytes(content)
+
+
+def _ids(content: bytes, path: str) -> bytes:
+    """Of `{"token_ids": [...]}`, a list of such, or `{"tokens": [...]}`."""
+    try:
+        reply = orjson.loads(content)
+        if isinstance(reply, list) and reply:
+            reply = reply[0]
+        return token_bytes(reply["tokens" if path == _TOKENIZE else "token_ids"])
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise EngineTokensError(f"{path} answered something else than token ids: {error}") from error

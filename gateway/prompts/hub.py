@@ -1,0 +1,42 @@
+"""Tokenizer and templates of a model on the Hugging Face hub, through `huggingface_hub`, where it is installed.
+
+What that library is told by its own environment variables holds here too: HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT,
+HF_HOME.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from warmroute.model_files import MODEL_FILES, TEMPLATE_FOLDER, TOKENIZER_FILE
+
+
+class HubError(Exception):
+    """The hub's files cannot be had; the message says why and what else there is."""
+
+
+def hub_folder(name: str) -> Path:
+    """The folder with the files of `org/name` or `org/name@revision`, fetched unless they are there. Blocks.
+
+    Raises HubError.
+    """
+    repository, _, revision = name.partition("@")
+    remedy = "give the folder in model_path, or leave both out to take the files that the pool's workers offer"
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise HubError(f"tokenizer: {name} needs the package huggingface_hub: install it, {remedy}") from error
+    try:
+        folder = Path(
+            snapshot_download(
+                repository,
+                revision=revision or None,
+                allow_patterns=[*MODEL_FILES, f"{TEMPLATE_FOLDER}/*.jinja"],
+            )
+        )
+    except Exception as error:  # of the hub, of HTTP clients that it chooses, of the disk
+        first_line = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise HubError(f"tokenizer: {name} cannot be fetched from the hub: {first_line}: {remedy}") from error
+    if not (folder / TOKENIZER_FILE).is_file():
+        raise HubError(f"tokenizer: {name} has no {TOKENIZER_FILE}: {remedy}")
+    return folder

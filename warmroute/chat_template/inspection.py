@@ -1,0 +1,81 @@
+"""What engines read off a template before they render it.
+
+vLLM hands contents as strings, or as lists of parts (OpenAI's format), by whether the template loops over a message's
+content; and it renames the role `developer` for templates that never name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from jinja2 import nodes
+
+ContentFormat = Literal["string", "openai"]
+
+
+def content_format(tree: nodes.Template) -> ContentFormat:
+    """`openai` where a loop runs over a message's content, in whatever variable the message stands."""
+    try:
+        return "openai" if any(_content_loops(tree)) else "string"
+    except _UnexpectedTargetError:
+        return "string"
+
+
+def names_developer(source: str) -> bool:
+    """Whether a template knows the role `developer`."""
+    return '"developer"' in source or "'developer'" in source
+
+
+class _UnexpectedTargetError(Exception):
+    """A loop or assignment unpacks what it was given: vLLM gives up there and takes contents as strings."""
+
+
+def _content_loops(tree: nodes.Template) -> Iterator[bool]:
+    messages = {"messages", *_aliases(tree, "messages")}
+    loops = list(tree.find_all(nodes.For))
+    items = {_name(loop.target) for loop in loops if any(_reaches(loop.iter, name) for name in messages)}
+    for loop in loops:
+        if any(_reaches(loop.iter, item, "content") for item in items):
+            yield True
+        if isinstance(loop.iter, nodes.Name) and loop.iter.name == "content":
+            yield True
+
+
+def _aliases(tree: nodes.Template, name: str) -> set[str]:
+    """Variables that a variable, or a part of its elements, is assigned to."""
+    found: set[str] = set()
+    pending = [name]
+    assignments = list(tree.find_all(nodes.Assign))
+    while pending:
+        source = pending.pop()
+        for assignment in assignments:
+            if _reaches(assignment.node, source):
+                target = _name(assignment.target)
+                if target not in found and target != source:
+                    found.add(target)
+                    pending.append(target)
+    return found
+
+
+def _name(target: nodes.Node) -> str:
+    if not isinstance(target, nodes.Name):
+        raise _UnexpectedTargetError
+    return target.name
+
+
+def _reaches(node: nodes.Node | None, variable: str, key: str | None = None) -> bool:
+    """Whether an expression is the variable (or its `key`), through filters, tests and slices."""
+    match node:
+        case nodes.Filter() | nodes.Test():
+            return _reaches(node.node, variable, key)
+        case nodes.Getitem(arg=nodes.Slice()):
+            return _reaches(node.node, variable, key)
+        case nodes.Name() if key is None:
+            return node.ctx == "load" and node.name == variable
+        case nodes.Getitem(arg=nodes.Const(value=item)) if key is not None:
+            return item == key and isinstance(node.node, nodes.Name) and node.node.name == variable
+        case nodes.Getattr() if key is not None:
+            return node.attr == key and isinstance(node.node, nodes.Name) and node.node.name == variable
+        case _:
+            return False
