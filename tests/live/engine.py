@@ -88,6 +88,8 @@ class Truth:
         self.naive = Naive()
         self.removed = 0
         """Blocks that were evicted."""
+        self.batches = 0
+        """Messages read, of all lives."""
         self._engine = engine
         self._life = engine.lives
         self._next = 0
@@ -107,6 +109,7 @@ class Truth:
                     return
                 assert int.from_bytes(number, "big") == self._next, "the replay keeps too little for this test"
                 self._next += 1
+                self.batches += 1
                 self._apply(payload)
 
     def held(self, index_tokens: int, fingerprint: str) -> set[int]:

@@ -30,7 +30,10 @@ READY_SECONDS = 60.0
 SETTLE_SECONDS = 30.0
 WORDS = ("river", "stone", "cloud", "market", "silver", "garden", "winter", "engine", "paper", "light")
 
-Kind = Literal["chat", "text", "tokens"]
+# Paths whose fields differ; they give no token ids.
+LIMITS: dict[str, dict[str, Any]] = {"/v1/responses": {"max_output_tokens": 4}, "/v1/messages": {"max_tokens": 4}}
+
+Kind = Literal["chat", "text", "tokens", "responses", "messages"]
 
 
 def words(source: random.Random, count: int) -> str:
@@ -38,18 +41,29 @@ def words(source: random.Random, count: int) -> str:
 
 
 class Reply:
-    """One answer; tokens all over."""
+    """One answer of any API; tokens all over. `prompt` and `tokens` are empty where an API does not give them."""
 
     def __init__(self, answer: dict[str, Any], headers: Any) -> None:
-        (choice,) = answer["choices"]
         usage = answer["usage"]
         self.worker: str = headers["x-warmroute-worker"]
         self.predicted = int(headers["x-warmroute-matched-tokens"])
-        self.reported: int = (usage.get("prompt_tokens_details") or {})["cached_tokens"]
-        self.prompt: list[int] = choice.get("prompt_token_ids") or answer["prompt_token_ids"]
-        self.tokens: list[int] = choice["token_ids"]
-        self.text: str = choice["message"]["content"] or "" if "message" in choice else choice["text"]
-        assert len(self.prompt) == usage["prompt_tokens"]
+        self.prompt: list[int] = []
+        self.tokens: list[int] = []
+        if "choices" in answer:
+            (choice,) = answer["choices"]
+            self.reported: int = (usage.get("prompt_tokens_details") or {})["cached_tokens"]
+            self.prompt_length: int = usage["prompt_tokens"]
+            self.prompt = choice.get("prompt_token_ids") or answer["prompt_token_ids"]
+            self.tokens = choice["token_ids"]
+            self.text: str = choice["message"]["content"] or "" if "message" in choice else choice["text"]
+            assert len(self.prompt) == self.prompt_length
+        elif answer.get("object") == "response":
+            self.reported, self.prompt_length = usage["input_tokens_details"]["cached_tokens"], usage["input_tokens"]
+            self.text = "".join(part["text"] for item in answer["output"] for part in item.get("content") or ())
+        else:
+            read, written = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
+            self.reported, self.prompt_length = read, usage["input_tokens"] + read + written
+            self.text = "".join(part["text"] for part in answer["content"] if part["type"] == "text")
 
 
 class Fleet:
@@ -122,12 +136,17 @@ class Session:
 
         `at_once`: with others that evict what it finds before its turn comes, so that this says nothing.
         """
-        body = {"model": MODEL, "max_tokens": 4, "temperature": 0, "return_token_ids": True, **body}
+        body = {
+            "model": MODEL,
+            "temperature": 0,
+            **LIMITS.get(path, {"max_tokens": 4, "return_token_ids": True}),
+            **body,
+        }
         async with self.http.post(f"http://127.0.0.1:{self.fleet.port}{path}", json=body) as response:
             answer = await response.json()
             assert response.status == 200, answer
             reply = Reply(answer, response.headers)
-        tokens = (len(reply.prompt), reply.predicted, reply.reported)
+        tokens = (reply.prompt_length, reply.predicted, reply.reported)
         row = Row(self.fleet.name, self.fleet.index_tokens, *tokens, at_once)
         TALLY.rows.append(row)
         assert at_once or 0 <= row.difference < max(self.fleet.index_tokens, BLOCK_TOKENS), row
@@ -161,7 +180,7 @@ class Session:
                     held = truth.held(self.fleet.index_tokens, self.index.mirror.workers[name].fingerprint)
                 if set(self.index.mirror.held(name, "device") if name in self.index.mirror.workers else ()) != held:
                     return False
-            return all(one.worker in self.down or self.truths[one.worker].was_told(one.computed) for one in asked)
+            return all(one.worker in self.down or one.is_told(self.truths[one.worker]) for one in asked)
 
         async def nothing_is_guessed() -> bool:
             return await self.metric(f"http://127.0.0.1:{self.fleet.admin}/metrics", "predicted_keys") == 0
@@ -192,14 +211,18 @@ class Conversation:
     """Of the last turn: prompt and reply."""
     worker: str = ""
     reply: Reply | None = None
+    batches_before: dict[str, int] = field(default_factory=dict)
+    """What had been read of each engine before the last turn."""
 
     async def turn(self) -> Reply:
         """Say some more, and take in the reply."""
-        said = words(self.source, 30 if self.tokens else self.opening_words)
+        said = words(self.source, 30 if self.messages else self.opening_words)
+        self.batches_before = {name: truth.batches for name, truth in self.session.truths.items()}
         path, body = "/v1/completions", {"prompt": self.prompt + said}
-        if self.kind == "chat":
-            self.messages.append({"role": "user" if self.tokens else "system", "content": said})
-            path, body = "/v1/chat/completions", {"messages": self.messages}
+        if self.kind in PATHS:
+            first = "system" if self.kind == "chat" else "user"
+            self.messages.append({"role": "user" if self.messages else first, "content": said})
+            path, body = PATHS[self.kind], {"input" if self.kind == "responses" else "messages": self.messages}
         elif self.kind == "tokens":
             body["prompt"] = [
                 *self.tokens,
@@ -219,10 +242,17 @@ class Conversation:
         self.worker, self.reply = reply.worker, reply
         return reply
 
+    def is_told(self, truth: Truth) -> bool:
+        """Whether the engine has published what the last turn computed."""
+        return truth.was_told(self.computed) if self.tokens else truth.batches > self.batches_before[self.worker]
+
     @property
     def computed(self) -> list[int]:
         """The full blocks that the last turn left; the last token of a reply is never computed."""
         return self.tokens[: (len(self.tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS]
+
+
+PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
 
 @contextmanager
@@ -233,7 +263,8 @@ def fleet_of(engines: Sequence[Engine], index_tokens: int, folder: Path, redis_u
     model_path = os.environ["WARMROUTE_LIVE_VLLM_MODEL"]
     fleet.redis_url = redis_url
     workers = [{"address": f"127.0.0.1:{engine.port}", "worker_id": engine.name} for engine in engines]
-    pool = {"name": POOL, "model": MODEL, "model_path": model_path, "workers": workers}
+    # Tokenizer and template come from the agents, through the index.
+    pool = {"name": POOL, "model": MODEL, "workers": workers}
     gateway = {
         "port": fleet.port, "admin_port": fleet.admin, "indexers": [f"127.0.0.1:{indexer}"], "pools": [pool],
         # Engines and gateway share few cores here; what is keyed too late is routed by load, which is not the question.

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from tests.live.engine import BLOCK_TOKENS
-from tests.live.fleet import INDEX_TOKENS, MODEL, Conversation, Fleet, Session
+from tests.live.fleet import INDEX_TOKENS, MODEL, Conversation, Fleet, Kind, Session
 from tests.support import eventually
 
 pytestmark = pytest.mark.timeout(1800)
@@ -34,6 +34,7 @@ pytestmark = pytest.mark.timeout(1800)
 PROMPTS = int(os.environ.get("WARMROUTE_LIVE_VLLM_PROMPTS", "40"))
 ADAPTER = os.environ.get("WARMROUTE_LIVE_VLLM_ADAPTER", "")
 SLOW_START_SECONDS = 120.0
+KINDS: tuple[Kind, ...] = ("chat", "text", "tokens", "responses", "messages")
 
 
 def run(fleet: Fleet, scenario: Callable[[Session, random.Random], Awaitable[None]]) -> None:
@@ -47,7 +48,7 @@ def run(fleet: Fleet, scenario: Callable[[Session, random.Random], Awaitable[Non
 
 def several(session: Session, source: random.Random) -> list[Conversation]:
     """One of each kind, whose blocks must be told apart where engines tell them apart."""
-    found = [Conversation(session, source, kind) for kind in ("chat", "text", "tokens")]
+    found = [Conversation(session, source, kind) for kind in KINDS]
     found.append(Conversation(session, source, "chat", {"cache_salt": "of-a-tenant"}))
     if ADAPTER:
         found.append(Conversation(session, source, "chat", {"model": ADAPTER}))
@@ -67,7 +68,9 @@ def test_conversations(fleet: Fleet, index_tokens: int) -> None:
         conversations = several(session, source)
         await turns(session, conversations, 1)
         for _ in range(4):
-            before = {id(one): one.reply.prompt for one in conversations if one.reply}
+            before = {
+                id(one): one.reply.prompt for one in conversations if one.reply
+            }  # empty where an API does not say
             await turns(session, conversations, 1)
             for one in conversations:
                 assert one.reply is not None
