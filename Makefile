@@ -10,10 +10,10 @@ TORCH_INDEX_URL ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test compile pure lint format proto bench clean
+.PHONY: help setup up demo test test-vllm compile pure lint format proto bench clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## create .venv with everything that the project needs
 
@@ -37,6 +37,10 @@ demo: $(STAMP) ## hold one scripted conversation, warm-routed and round-robin, a
 
 test: $(STAMP) ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-vllm: $(STAMP) ## two real vLLM servers behind agents and a gateway; tests/live/test_vllm.py says what it needs
+	@test -n "$$WARMROUTE_LIVE_VLLM_SERVE" || { echo "WARMROUTE_LIVE_VLLM_SERVE must say how to start a vLLM server: see tests/live/test_vllm.py"; exit 1; }
+	$(BIN)/python -m pytest tests/live $(ARGS)
 
 compile: $(STAMP) ## compile the gateway's hot modules: half the CPU a request. Again after every edit; needs gcc
 	@command -v gcc >/dev/null || { echo "gcc is missing. Install it with: sudo apt-get install -y gcc python3-dev"; exit 1; }

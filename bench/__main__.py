@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("index", "prompts", "relay", "decision", "replay", "routing_live", "engine")
+NAMES = ("index", "prompts", "relay", "decision", "replay", "routing_live", "adapters", "engine")
 
 
 def main(argv: list[str]) -> int:

@@ -1,7 +1,7 @@
 """The configuration model: one YAML file; environment variables and flags override it by one rule.
 
-The file has one section a command (`gateway`, `indexer`, `worker`, `index`, `explain`, `up`, `demo`, `replay`) and
-shared ones (`redis`, `grpc`, `tenants`, `log`). A field `gateway.admin_port` is the flag `--admin-port` of `warmroute
+The file has one section a command (`gateway`, `indexer`, `worker`, `agent`, `index`, `explain`, `up`, `demo`,
+`replay`) and shared ones (`redis`, `grpc`, `tenants`, `log`). A field `gateway.admin_port` is the flag `--admin-port` of `warmroute
 gateway` and the environment variable `WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its section in the
 flag, as `--redis-url`. Flags win over the environment, the environment over the file, the file over defaults. Values of
 flags and variables are YAML, so lists and mappings can be given too. Unknown fields are errors. Relative paths start at
@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS
+from warmroute.agent_config import AgentConfig
 from warmroute.connection_config import GrpcConfig, RedisConfig
 from warmroute.inspect_config import ExplainConfig, IndexConfig
 from warmroute.replay_config import ReplayConfig
@@ -379,6 +380,7 @@ class Config(Section):
     gateway: GatewayConfig = GatewayConfig()
     indexer: IndexerConfig = IndexerConfig()
     worker: WorkerConfig = WorkerConfig()
+    agent: AgentConfig = AgentConfig()
     index: IndexConfig = IndexConfig()
     explain: ExplainConfig = ExplainConfig()
     up: UpConfig = UpConfig()

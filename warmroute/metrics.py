@@ -364,3 +364,38 @@ class WorkerMetrics:
         self.skipped_events = Counter(
             "warmroute_worker_skipped_events", "Engine events that could not be applied.", registry=registry
         )
+        self.overfull_blocks = Counter(
+            "warmroute_worker_overfull_blocks",
+            "Copies of blocks forgotten since the engine can hold no more: removals were lost.",
+            registry=registry,
+        )
+
+
+class AgentMetrics:
+    """What an agent sees of a foreign engine; `rank` is the data-parallel rank."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.engine_up = Gauge(
+            "warmroute_agent_engine_up", "1 while the engine answers its health check.", registry=registry
+        )
+        self.approximate = Gauge(
+            "warmroute_agent_approximate",
+            "1 while the engine's cache events cannot be read, so that gateways guess what it holds.",
+            registry=registry,
+        )
+        self.feed = Counter(
+            "warmroute_agent_events",
+            "What became of the engine's event messages: batches, repeats, gaps, lost, lives, dropped, undecodable, "
+            "unknown.",
+            ["rank", "what"],
+            registry=registry,
+        )
+        self.ignored_blocks = Counter(
+            "warmroute_agent_ignored_blocks",
+            "Blocks that are of no use to the index, by reason: medium, group, size.",
+            ["rank", "reason"],
+            registry=registry,
+        )
+        self.scrape_failures = Counter(
+            "warmroute_agent_scrape_failures", "Readings of the engine's metrics that failed.", registry=registry
+        )

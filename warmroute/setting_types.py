@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
@@ -41,8 +42,18 @@ def _check_redis_url(value: str) -> str:
 
 
 def _check_http_url(value: str) -> str:
-    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", value):
-        raise ValueError("give http:// or https://, a host and a port, such as http://127.0.0.1:8001")
+    """http://host:port or https://host:port, perhaps with a path before the API's own."""
+    parts = urlsplit(value)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ValueError("give http://host:port, without user, query or fragment")
+    _ = parts.port  # raises ValueError for a port that is none
+    return value.rstrip("/")
+
+
+def _check_endpoint(value: str) -> str:
+    """A ZMQ endpoint, as the engine's flags have it."""
+    if not value.startswith(("tcp://", "ipc://")) or (value.startswith("tcp://") and ":" not in value[6:]):
+        raise ValueError("give a ZMQ endpoint such as tcp://127.0.0.1:5557")
     return value
 
 
@@ -61,12 +72,14 @@ def _conceal_url(value: object) -> object:
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
 HostPort = Annotated[str, AfterValidator(_check_host_port)]
-HttpUrl = Annotated[str, AfterValidator(_check_http_url)]
 RedisUrl = Annotated[str, AfterValidator(_check_redis_url), BeforeValidator(_conceal_url)]
+HttpUrl = Annotated[str, AfterValidator(_check_http_url)]
+ZmqEndpoint = Annotated[str, AfterValidator(_check_endpoint)]
 HostPorts = Annotated[str, AfterValidator(_check_host_ports)]
 _HUB_PART = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}"
 HubName = Annotated[str, StringConstraints(pattern=f"^{_HUB_PART}/{_HUB_PART}(@[A-Za-z0-9_./-]{{1,96}})?$")]
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "builtin"]
+AgentEngineName = Literal["vllm", "sglang", "tensorrt-llm", "openai"]
 PolicyName = Literal[
     "warm", "round_robin", "least_requests", "power_of_two", "consistent_hash", "prefix_only", "lmetric"
 ]

@@ -5,11 +5,15 @@ The built-in engine emits these directly; adapters decode foreign engines' event
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from indexer.keys import Extra
 
 Tier = Literal["device", "host"]
+BlockHash = Hashable
+"""An engine's own name of a block, opaque outside this worker: bytes or an integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +25,8 @@ class BlockStored:
     the root and are read from the first block only; later blocks inherit them.
     """
 
-    block_hash: bytes
-    parent: bytes | None
+    block_hash: BlockHash
+    parent: BlockHash | None
     token_ids: Sequence[int]
     salt: str = ""
     adapter: str = ""
@@ -33,8 +37,40 @@ class BlockStored:
 class BlockRemoved:
     """One copy of an engine block left the tier; stored twice means removed twice."""
 
-    block_hash: bytes
+    block_hash: BlockHash
     tier: Tier = "device"
+
+
+class BlocksStored(NamedTuple):
+    """`BlockStored` for neighbours in one sequence, each the parent of the next. A tuple: it is made by the thousand.
+
+    `token_ids` has the ids of all blocks, or none: then the blocks are known from another tier under these hashes.
+    `extras`: for each block the multimodal items that overlap it, with offsets relative to that block; or None.
+    `repeats` marks a report of blocks that are held already: those get no further copy.
+    """
+
+    block_hashes: Sequence[BlockHash]
+    parent: BlockHash | None
+    token_ids: Sequence[int]
+    salt: str = ""
+    adapter: str = ""
+    tier: Tier = "device"
+    extras: Sequence[Sequence[Extra]] | None = None
+    repeats: bool = False
+
+
+class BlocksRemoved(NamedTuple):
+    """`BlockRemoved` for several blocks, in any relation."""
+
+    block_hashes: Sequence[BlockHash]
+    tier: Tier = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReplaced:
+    """Other weights are served under an adapter's name: blocks stored under it before are of no use to requests."""
+
+    adapter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +78,7 @@ class CacheCleared:
     """The whole cache is gone: a new epoch begins."""
 
 
-CacheEvent = BlockStored | BlockRemoved | CacheCleared
+CacheEvent = BlockStored | BlockRemoved | BlocksStored | BlocksRemoved | AdapterReplaced | CacheCleared
 EventSink = Callable[[Sequence[CacheEvent]], None]
 """Takes the events of one engine step, in order. Called from the engine's thread; must not block or raise."""
 

@@ -77,6 +77,11 @@ class PublishStream:
         self._delta_due = 0.0
         self._ends_at = time.monotonic() + random.uniform(*AGE_SECONDS)
 
+    def leave(self) -> None:
+        """End the stream as soon as nothing is on the way."""
+        self._leaving = True
+        self._wake.set()
+
     async def run(self, resume: Resume) -> None:
         """Publish until the stream ends. Raises StreamEndedError, TimeoutError, or what grpc raises."""
         if resume is Resume.SNAPSHOT:

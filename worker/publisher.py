@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import grpc
@@ -51,7 +51,10 @@ _CHANNEL_OPTIONS: Final = [
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this worker is, for Hello. `capacity_keys`: index blocks that the device tier can hold."""
+    """Who this worker is, for Hello. `capacity_keys`, `host_capacity_keys`: index blocks that each tier can hold; a
+    tier without is not published. `capacity_blocks`, `host_capacity_blocks`: engine blocks that it can hold, where
+    they are known, to notice events that were lost. `publishes_events`: False for engines that say nothing of their
+    cache. `adapters`: names of the LoRA adapters that are served."""
 
     pool: str
     worker_id: str
@@ -62,6 +65,11 @@ class Identity:
     engine_block_tokens: int
     index_block_tokens: int
     capacity_keys: int
+    host_capacity_keys: int = 0
+    capacity_blocks: int | None = None
+    host_capacity_blocks: int | None = None
+    publishes_events: bool = True
+    adapters: tuple[str, ...] = ()
     files: ModelFiles = field(default_factory=ModelFiles)
     """What gateways need of the model's folder; without a tokenizer in it they cannot key its prompts."""
 
@@ -117,7 +125,10 @@ class Publisher:
             engine_block_tokens=identity.engine_block_tokens,
             index_block_tokens=identity.index_block_tokens,
             fingerprint=identity.fingerprint,
+            capacity_blocks=identity.capacity_blocks,
+            host_capacity_blocks=identity.host_capacity_blocks,
         )
+        self._stream: PublishStream | None = None
         metrics.unpublished_keys.set_function(lambda: self.state.unpublished)
         metrics.unpublished_seconds.set_function(lambda: self.state.unpublished_seconds(time.monotonic()))
 
@@ -126,14 +137,32 @@ class Publisher:
     def apply(self, events: Sequence[CacheEvent]) -> None:
         """Take the events of one engine step; call it on the publisher's loop. Never raises for bad events."""
         now = time.monotonic()
-        orphaned, skipped = self._blocks.orphaned, self._blocks.skipped
+        orphaned, skipped, overfull = self._blocks.orphaned, self._blocks.skipped, self._blocks.overfull
         changes = Changes()
-        if self._blocks.apply(events, changes):
+        host_changes = Changes() if self.identity.host_capacity_keys else None
+        if self._blocks.apply(events, changes, host_changes):
             self.state.reset(new_epoch(), now)  # which ends the stream of the old one
         self.state.apply("device", changes, now)
+        if host_changes is not None:
+            self.state.apply("host", host_changes, now)
+            self._metrics.held_keys.labels("host").set(self.state.held_count("host"))
         self._metrics.orphaned_blocks.inc(self._blocks.orphaned - orphaned)
         self._metrics.skipped_events.inc(self._blocks.skipped - skipped)
+        self._metrics.overfull_blocks.inc(self._blocks.overfull - overfull)
         self._metrics.held_keys.labels("device").set(self.state.held_count("device"))
+
+    def set_adapters(self, adapters: Sequence[str]) -> None:
+        """Other adapters are served now: the worker introduces itself anew, once what is on the way has arrived."""
+        if tuple(adapters) == self.identity.adapters:
+            return
+        self.identity = replace(self.identity, adapters=tuple(adapters))
+        if self._stream is not None:
+            self._stream.leave()
+
+    @property
+    def orphaned(self) -> int:
+        """Stored blocks left out for their unknown parent."""
+        return self._blocks.orphaned
 
     # --- to the indexer ----------------------------------------------------------------------------------------------
 
@@ -177,7 +206,9 @@ class Publisher:
             async with self._call(replica) as call:
                 welcome = await self._hello(call)
                 self.replicas.forgive()
-                stream = PublishStream(call, self.state, self._load_message, self._metrics, self.identity.files)
+                stream = self._stream = PublishStream(
+                    call, self.state, self._load_message, self._metrics, self.identity.files
+                )
                 self._set_connected(connected=True, address=replica.address)
                 resume = self.state.resume(ledger_seq=welcome.seq, snapshot_wanted=welcome.snapshot_wanted)
                 await stream.run(resume)
@@ -193,6 +224,7 @@ class Publisher:
             # What grpc raises for a write on a stream that has just ended; the status says why it has.
             if call is not None and call.done():
                 reason, detail = (await call.code()).name.lower(), await call.details() or ""
+        self._stream = None
         if replica is not None and reason not in {"new_epoch", "age"}:
             self.replicas.shun(replica)
         return _StreamEnd(reason, detail, answered=stream is not None and stream.answered)
@@ -225,9 +257,12 @@ class Publisher:
             index_block_tokens=identity.index_block_tokens,
             pool_fingerprint=identity.fingerprint,
             capacity=[pb.TierCapacity(tier=pb.TIER_DEVICE, keys=identity.capacity_keys)],
-            publishes_events=True,
+            publishes_events=identity.publishes_events,
+            adapters=identity.adapters,
             sends_files=True,
         )
+        if identity.host_capacity_keys:
+            hello.capacity.add(tier=pb.TIER_HOST, keys=identity.host_capacity_keys)
         for file in identity.files.files:
             hello.files.add(name=file.name, digest=file.digest, size=file.size)
         return hello

@@ -183,7 +183,7 @@ class IndexBlocksMachine(RuleBasedStateMachine):
     def no_node_without_a_reason(self) -> None:
         if hasattr(self, "blocks"):
             for node in self.blocks._nodes.values():
-                assert node.copies or node.children
+                assert node.device or node.child
 
 
 TestIndexBlocksMachine = IndexBlocksMachine.TestCase

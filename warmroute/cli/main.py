@@ -98,6 +98,12 @@ def _worker(config: Config, _: argparse.Namespace) -> int:
     return _run_part(serve(config.worker, config.grpc))
 
 
+def _agent(config: Config, _: argparse.Namespace) -> int:
+    from worker.adapters.agent import serve
+
+    return _run_part(serve(config.agent, config.grpc))
+
+
 def _index(config: Config, arguments: argparse.Namespace) -> int:
     from warmroute.cli.index import run
 
@@ -219,6 +225,13 @@ COMMANDS = (
         "warmroute worker --model-path ./llama --model my-llama --indexer indexer:50051",
         ("grpc", "log"),
         _worker,
+    ),
+    Command(
+        "agent",
+        "make a vLLM, SGLang, TensorRT-LLM or other engine a worker",
+        "warmroute agent --engine vllm --engine-url http://127.0.0.1:8000 --indexer indexer:50051",
+        ("grpc", "log"),
+        _agent,
     ),
     Command(
         "index",

@@ -1,0 +1,69 @@
+"""HTTP to one engine: short answers, each within a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+# An answer of an engine that is longer is none that is meant here.
+MOST_BYTES: Final = 64 * 1024 * 1024
+
+
+class EngineError(Exception):
+    """The engine did not answer as hoped. `refused`: nothing listens there, so its process is gone. `status`: of HTTP,
+    0 where there was no answer."""
+
+    def __init__(self, message: str, *, status: int = 0, refused: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.refused = refused
+
+
+class EngineClient:
+    """Calls one engine."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.url = url
+        self._session = session
+
+    async def text(self, path: str, *, method: str = "GET") -> str:
+        """The answer's text. Raises EngineError."""
+        return (await self._answer(method, path)).decode("utf-8", "replace")
+
+    async def json(self, path: str, *, method: str = "GET") -> Any:
+        """The answer as JSON. Raises EngineError."""
+        body = await self._answer(method, path)
+        try:
+            return orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise EngineError(f"{self.url}{path} is no JSON: {error}", status=200) from error
+
+    async def _answer(self, method: str, path: str) -> bytes:
+        try:
+            async with self._session.request(method, f"{self.url}{path}", allow_redirects=False) as response:
+                if response.status != 200:
+                    raise EngineError(f"{self.url}{path} answers {response.status}", status=response.status)
+                body = bytearray()
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > MOST_BYTES:
+                        raise EngineError(f"{self.url}{path}: more than {MOST_BYTES} bytes", status=200)
+                return bytes(body)
+        except aiohttp.ClientConnectorError as error:
+            refused = isinstance(error.os_error, ConnectionRefusedError)
+            raise EngineError(f"{self.url} does not answer: {error.os_error}", refused=refused) from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineError(f"{self.url}{path}: {error or type(error).__name__}") from error
+
+
+@asynccontextmanager
+async def engine_client(url: str, *, timeout_seconds: float, key: str | None) -> AsyncIterator[EngineClient]:
+    """A client for the length of a block."""
+    timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+        yield EngineClient(session, url)

@@ -1,0 +1,210 @@
+"""Watches one engine over HTTP: health, load, restarts, adapters; and drains TensorRT-LLM's events.
+
+The events say nothing while an engine idles, and nothing of its death: liveness comes from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from warmroute.agent_config import AgentConfig
+from warmroute.metrics import AgentMetrics
+from worker.adapters.engine_client import EngineClient, EngineError
+from worker.adapters.engine_metrics import MetricsReader, Scrape
+from worker.adapters.profile import Profile, probe, read_models
+from worker.adapters.rank_worker import RankWorker
+from worker.adapters.tensorrt_llm_events import TensorRtLlmDecoder
+from worker.events import EngineLoad
+
+logger = logging.getLogger(__name__)
+
+HEALTH_SECONDS: Final = 1.0
+ADAPTERS_SECONDS: Final = 5.0
+DRAIN_SECONDS: Final = 0.1
+# Clocks of a process start are as exact as this.
+START_SECONDS: Final = 1.0
+
+
+class EngineChangedError(Exception):
+    """The engine is another one than it was: blocks, ranks, sockets or model; everything is set up anew."""
+
+
+class Monitor:
+    """`run` is the one task; it ends by EngineChangedError alone."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        config: AgentConfig,
+        profile: Profile,
+        workers: Sequence[RankWorker],
+        metrics: AgentMetrics,
+    ) -> None:
+        self.up = True
+        self.trouble = ""
+        self._client = client
+        self._config = config
+        self._profile = profile
+        self._workers = {worker.rank: worker for worker in workers}
+        self._metrics = metrics
+        self._reader = MetricsReader()
+        self._started_at = profile.started_at
+        self._adapters = dict(profile.adapters)
+        self._gone = False
+        self._probe_due = False
+        self._size_said = False
+        self._due: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Watch until cancelled. Raises EngineChangedError."""
+        interval = self._config.load_interval_seconds
+        while True:
+            began = time.monotonic()
+            try:
+                await self._look(began)
+            except EngineError as error:
+                self._failed(error)
+            for worker in self._workers.values():
+                worker.report(self._metrics)
+                self._say_size(worker)
+            await asyncio.sleep(max(0.0, interval - (time.monotonic() - began)))
+
+    async def drain(self) -> None:
+        """Take TensorRT-LLM's events: `POST /kv_cache_events` empties its buffer."""
+        decoder = TensorRtLlmDecoder()
+        complained = False
+        while True:
+            try:
+                answer = await self._client.json("/kv_cache_events", method="POST")
+                ranks, missing = decoder.decode(answer if isinstance(answer, list) else [])
+            except EngineError as error:
+                if error.status and not complained:
+                    logger.warning("the engine's events cannot be drained: %s; set event_buffer_max_size", error)
+                complained = complained or bool(error.status)
+                ranks, missing = {}, False
+            if missing:
+                logger.warning("events of the engine are missing: its buffer is too small, or another took them")
+                self._new_life()
+            for rank, events in ranks.items():
+                if rank in self._workers:
+                    self._workers[rank].take(events)
+            await asyncio.sleep(DRAIN_SECONDS)
+
+    async def _look(self, now: float) -> None:
+        scrape = await self._scrape()
+        if self._due_now("health", now, HEALTH_SECONDS):
+            await self._client.text("/health")
+        if self._gone or self._restarted(scrape):
+            self._returned(scrape)
+        if self._probe_due:
+            await self._probe_again()
+        if not self.up:
+            logger.info("the engine answers again")
+        self.up, self.trouble = True, ""
+        self._metrics.engine_up.set(1)
+        for rank, load in scrape.loads.items():
+            if rank in self._workers:
+                self._workers[rank].load = load
+        if self._due_now("adapters", now, ADAPTERS_SECONDS):
+            await self._look_at_adapters()
+
+    async def _scrape(self) -> Scrape:
+        try:
+            text = await self._client.text("/metrics")
+        except EngineError as error:
+            self._metrics.scrape_failures.inc()
+            if error.status in {404, 405}:
+                return Scrape()  # an engine without metrics is still an engine
+            raise
+        if self._config.engine == "tensorrt-llm" and text.lstrip()[:1] in {"[", "{"}:
+            return _iteration_stats(text)
+        return self._reader.read(text)
+
+    def _restarted(self, scrape: Scrape) -> bool:
+        if scrape.started_at is None or self._started_at is None:
+            return False
+        return abs(scrape.started_at - self._started_at) > START_SECONDS
+
+    def _returned(self, scrape: Scrape) -> None:
+        """Another process answers: whatever the one before held is gone."""
+        logger.warning("the engine has started anew: its cache is another one")
+        if not self._gone:  # else it was forgotten when nobody listened, and what came since is of this life
+            self._new_life(scrape.started_at)
+        self._gone = False
+        self._started_at = scrape.started_at
+        self._probe_due = True
+
+    async def _probe_again(self) -> None:
+        profile = await probe(self._client, self._config)
+        self._probe_due = False
+        if profile != self._profile or profile.blind != self._profile.blind:
+            raise EngineChangedError
+
+    def _failed(self, error: EngineError) -> None:
+        if self.up:
+            logger.warning("the engine does not answer as it should: %s", error)
+        self.up, self.trouble = False, str(error)
+        self._metrics.engine_up.set(0)
+        if error.refused and not self._gone:
+            # Nobody listens: the process is gone, and its cache with it.
+            self._gone = True
+            self._new_life()
+            for worker in self._workers.values():
+                worker.load = EngineLoad()
+
+    def _new_life(self, started_at: float | None = None) -> None:
+        for worker in self._workers.values():
+            worker.new_life(started_at)
+
+    async def _look_at_adapters(self) -> None:
+        _, _, adapters = read_models(await self._client.json("/v1/models"))
+        replaced = [name for name, path in adapters.items() if self._adapters.get(name, path) != path]
+        gone = [name for name in self._adapters if name not in adapters]
+        for worker in self._workers.values():
+            for name in (*replaced, *gone):
+                worker.replace_adapter(name)
+            worker.publisher.set_adapters(sorted(adapters))
+        self._adapters = adapters
+
+    def _say_size(self, worker: RankWorker) -> None:
+        seen = worker.translator.seen_block_tokens
+        if seen and not self._size_said:
+            self._size_said = True
+            said = worker.translator.block_tokens
+            logger.error(
+                "the engine's blocks have %d tokens, not %d, and are left out: give --engine-block-tokens %d",
+                seen,
+                said,
+                seen,
+            )
+
+    def _due_now(self, what: str, now: float, seconds: float) -> bool:
+        if now < self._due.get(what, 0.0):
+            return False
+        self._due[what] = now + seconds
+        return True
+
+
+def _iteration_stats(text: str) -> Scrape:
+    """The newest of TensorRT-LLM's statistics of iterations, which `GET /metrics` hands out once each."""
+    try:
+        answer = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return Scrape()
+    stats: Any = answer[-1] if isinstance(answer, list) and answer else {}
+    if not isinstance(stats, Mapping) or "numActiveRequests" not in stats:
+        return Scrape()
+    cache = stats.get("kvCacheStats") or {}
+    most, used = cache.get("maxNumBlocks") or 0, cache.get("usedNumBlocks") or 0
+    load = EngineLoad(
+        running_requests=int(stats.get("numActiveRequests") or 0),
+        waiting_requests=int(stats.get("numQueuedRequests") or 0),
+        kv_cache_usage=used / most if most else 0.0,
+    )
+    return Scrape({0: load})

@@ -1,0 +1,218 @@
+"""What an engine says of itself at the start, and what of its flags keeps its cache from being seen.
+
+Every engine has a probe; a finding says what is wrong and what exactly to change. `warmroute doctor` prints the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from warmroute.agent_config import AgentConfig
+from worker.adapters.engine_client import EngineClient, EngineError
+from worker.adapters.engine_metrics import EngineFacts, MetricsReader
+from worker.adapters.sources import EventSource, SourcesError, from_settings, from_sglang, from_vllm
+from worker.model_files import ModelFiles
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BLOCK_TOKENS: Final[Mapping[str, int]] = {"vllm": 16, "sglang": 64, "tensorrt-llm": 32, "openai": 16}
+_LISTED: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that costs exactness or sight. `blind`: nothing can be read of what the cache holds."""
+
+    what: str
+    remedy: str
+    blind: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what}. Remedy: {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One data-parallel rank. `cache_tokens` is 0 where nobody says how much it holds."""
+
+    number: int
+    block_tokens: int
+    cache_tokens: int
+    most_blocks: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """An engine as it is now. Equal profiles need no new start. `adapters`: name -> path of its weights, or ""."""
+
+    version: str
+    model: str
+    model_path: str
+    ranks: tuple[Rank, ...]
+    sources: tuple[EventSource, ...]
+    started_at: float | None = field(default=None, compare=False)
+    adapters: Mapping[str, str] = field(default_factory=dict, compare=False)
+    findings: tuple[Finding, ...] = field(default=(), compare=False)
+
+    @property
+    def blind(self) -> bool:
+        """Whether no events can be had."""
+        return any(finding.blind for finding in self.findings)
+
+
+async def probe(client: EngineClient, config: AgentConfig) -> Profile:
+    """Ask the engine about itself. Raises EngineError while it does not answer."""
+    findings: list[Finding] = []
+    models = await client.json("/v1/models")
+    model, model_path, adapters = read_models(models)
+    if config.model is None and not model:
+        raise EngineError(f"{client.url}/v1/models names no model; give --model", status=200)
+    version = await _version(client, config)
+    scrape = MetricsReader().read(await _text_or_nothing(client, "/metrics"))
+    server_info = await _json_or_nothing(client, "/server_info") if config.engine == "sglang" else None
+    sources: Sequence[EventSource] = ()
+    try:
+        sources = await _sources(client, config, server_info)
+    except SourcesError as error:
+        what, _, remedy = str(error).partition(": ")
+        findings.append(Finding(what, remedy or "see docs/engines.md", blind=True))
+    ranks = _ranks(config, scrape.facts, len(sources), server_info, sources)
+    findings += _check(config, scrape.facts, sources, ranks)
+    return Profile(
+        version,
+        config.model or model,
+        model_path,
+        ranks,
+        tuple(sources),
+        scrape.started_at,
+        adapters,
+        tuple(findings),
+    )
+
+
+def read_models(answer: object) -> tuple[str, str, dict[str, str]]:
+    """Base model, path of its folder and adapters, from `GET /v1/models`."""
+    listed = answer.get("data") if isinstance(answer, Mapping) else None
+    entries = [entry for entry in listed or () if isinstance(entry, Mapping)][:_LISTED]
+    bases = [entry for entry in entries if not entry.get("parent")]
+    adapters = {str(entry.get("id")): str(entry.get("root") or "") for entry in entries if entry.get("parent")}
+    base = bases[0] if bases else {}
+    return str(base.get("id") or ""), str(base.get("root") or ""), adapters
+
+
+def model_files(config: AgentConfig, profile: Profile) -> ModelFiles:
+    """The files of the model's folder that gateways need, where it can be read here; else none."""
+    folder = config.model_path or (Path(profile.model_path) if profile.model_path.startswith("/") else None)
+    if folder is None:
+        return ModelFiles()
+    try:
+        return ModelFiles.from_folder(folder)
+    except OSError as error:
+        logger.warning("the model's folder cannot be read: %s", error)
+        return ModelFiles()
+
+
+async def _version(client: EngineClient, config: AgentConfig) -> str:
+    answer = await _json_or_nothing(client, "/server_info" if config.engine == "sglang" else "/version")
+    return str(answer.get("version") or "") if isinstance(answer, Mapping) else ""
+
+
+async def _json_or_nothing(client: EngineClient, path: str) -> Any:
+    try:
+        return await client.json(path)
+    except EngineError as error:
+        if not error.status:
+            raise
+        return None
+
+
+async def _text_or_nothing(client: EngineClient, path: str) -> str:
+    try:
+        return await client.text(path)
+    except EngineError as error:
+        if not error.status:
+            raise
+        return ""
+
+
+async def _sources(client: EngineClient, config: AgentConfig, server_info: Any) -> Sequence[EventSource]:
+    """Raises SourcesError where there are none and the engine could have some."""
+    if config.engine in {"openai", "tensorrt-llm"} and config.events_endpoint is None:
+        return ()
+    if config.events_endpoint is not None:
+        return from_settings(config.events_endpoint, config.replay_endpoint, config.ranks or 1, bind=config.events_bind)
+    if config.engine == "sglang":
+        return from_sglang(server_info, client.url)
+    answer = await _json_or_nothing(client, "/kv_event_sources")
+    if answer is None:
+        raise SourcesError(
+            "this vLLM does not say where it publishes its cache events: give --events-endpoint and "
+            "--replay-endpoint as in vLLM's --kv-events-config, such as tcp://127.0.0.1:5557 and tcp://127.0.0.1:5558"
+        )
+    return from_vllm(answer, client.url)
+
+
+def _ranks(
+    config: AgentConfig,
+    facts: Mapping[int, EngineFacts],
+    source_count: int,
+    server_info: Any,
+    sources: Sequence[EventSource],
+) -> tuple[Rank, ...]:
+    number = config.ranks or source_count or max(1, len(facts))
+    by_source = {source.rank: source.block_tokens for source in sources}
+    info = server_info if isinstance(server_info, Mapping) else {}
+    ranks = []
+    for rank in range(number):
+        said = facts.get(rank) or EngineFacts()
+        block = config.engine_block_tokens or by_source.get(rank) or said.block_tokens or _int(info.get("page_size"))
+        cache = config.cache_tokens or said.cache_tokens or _int(info.get("max_total_num_tokens"))
+        block = block or DEFAULT_BLOCK_TOKENS[config.engine]
+        most = None if config.cache_tokens else said.most_blocks
+        ranks.append(Rank(rank, block, cache, most or (cache // block if cache else None)))
+    return tuple(ranks)
+
+
+def _int(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _check(
+    config: AgentConfig, facts: Mapping[int, EngineFacts], sources: Sequence[EventSource], ranks: Sequence[Rank]
+) -> list[Finding]:
+    """What costs sight or exactness, beside missing events."""
+    findings: list[Finding] = []
+    if any(said.prefix_caching is False for said in facts.values()):
+        findings.append(
+            Finding(
+                "the engine caches no prefixes", "start it with --enable-prefix-caching", blind=config.engine == "vllm"
+            )
+        )
+    if sources and all(source.replay is None for source in sources):
+        findings.append(
+            Finding(
+                "the engine keeps no events to ask for again, so that each lost one starts a new epoch",
+                'add "replay_endpoint": "tcp://*:5558" to its --kv-events-config',
+            )
+        )
+    for rank in ranks[:1]:
+        block, index = rank.block_tokens, config.index_block_tokens
+        if config.engine == "sglang" and block == 1:
+            findings.append(Finding("SGLang has pages of 1 token", "start it with --page-size 16 or more", blind=True))
+        elif index % block and block % index:
+            findings.append(
+                Finding(
+                    f"engine blocks of {block} tokens and index blocks of {index} do not line up",
+                    "give all agents and workers of the pool an --index-block-tokens that is a multiple or a divisor",
+                    blind=True,
+                )
+            )
+        if not rank.cache_tokens:
+            findings.append(
+                Finding("nobody says how many tokens the engine's cache holds", "give --cache-tokens, or its /metrics")
+            )
+    return findings

@@ -1,0 +1,173 @@
+"""The sockets of one rank: a SUB for what it publishes, a DEALER for what it can still say.
+
+The engine is never held back: its PUB socket drops for a reader that is slow, which shows as a gap and is asked from
+the replay. PUB and SUB have no heartbeat of their own and a silent engine looks like a dead one, so every few silent
+seconds the last message is asked for again: that finds what was lost at the end, and restarts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+import zmq.asyncio
+
+from worker.adapters.feed import Feed
+from worker.adapters.sources import EventSource
+
+logger = logging.getLogger(__name__)
+
+# Messages in ZMQ's own queue while the loop is busy; more are dropped by ZMQ and asked from the replay.
+RECEIVE_MESSAGES: Final = 10_000
+MESSAGE_BYTES: Final = 64 * 1024 * 1024
+# Messages taken before others on the loop have a turn: some milliseconds.
+TURN_MESSAGES: Final = 64
+# vLLM serves replays between its own publications, at most 0.1 s late.
+REPLAY_SILENCE_SECONDS: Final = 5.0
+REPLAY_SECONDS: Final = 120.0
+# The subscription itself takes a moment, in which messages pass unseen.
+FIRST_AUDIT_SECONDS: Final = 1.0
+AUDIT_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 1.0
+
+_END: Final = b"\xff" * 8
+
+
+class ZmqSource:
+    """Reads one rank into its feed. `run` is the one task; its owner cancels and watches it."""
+
+    def __init__(self, source: EventSource, feed: Feed, context: zmq.asyncio.Context) -> None:
+        self.source = source
+        self.feed = feed
+        self.malformed = 0
+        """Messages without a number."""
+        self.bound = False
+        self.trouble = ""
+        """Why the last replay failed; empty when it did not."""
+        self._context = context
+        self._heard_at = 0.0
+        self._audit_seconds = FIRST_AUDIT_SECONDS
+
+    async def run(self) -> None:
+        """Read until cancelled. Raises zmq.ZMQError for an endpoint that ZMQ cannot use."""
+        subscriber = self._context.socket(zmq.SUB)
+        try:
+            subscriber.setsockopt(zmq.RCVHWM, RECEIVE_MESSAGES)
+            subscriber.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES)
+            subscriber.setsockopt(zmq.LINGER, 0)
+            # A half-open connection is noticed, and made again with these waits.
+            subscriber.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
+            subscriber.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
+            subscriber.setsockopt(zmq.RECONNECT_IVL, 100)
+            subscriber.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
+            subscriber.setsockopt(zmq.IPV6, 1)
+            subscriber.subscribe(b"")  # whatever the topic is
+            self._open(subscriber)
+            await self._read(subscriber)
+        finally:
+            subscriber.close(0)
+
+    def _open(self, subscriber: zmq.asyncio.Socket) -> None:
+        if self.source.bind is not False:
+            try:
+                subscriber.bind(self.source.events)
+                self.bound = True
+                logger.info("waiting for rank %d to connect to %s", self.source.rank, self.source.events)
+            except zmq.ZMQError as error:
+                if self.source.bind or error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENODEV}:
+                    raise
+        if not self.bound:
+            subscriber.connect(self.source.events)
+            logger.info("reading events of rank %d from %s", self.source.rank, self.source.events)
+
+    async def _read(self, subscriber: zmq.asyncio.Socket) -> None:
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(subscriber.underlying)
+        self._heard_at = time.monotonic()
+        while True:
+            if self.feed.replay_wanted:
+                await self._replay(lambda: self._drain(plain))
+                self._heard_at = time.monotonic()
+            quiet_until = self._heard_at + self._audit_seconds
+            wait = max(0.0, quiet_until - time.monotonic())
+            if await subscriber.poll(int(wait * 1000) + 1):
+                if self._drain(plain):
+                    self._heard_at = time.monotonic()
+                await asyncio.sleep(0)
+            elif time.monotonic() >= quiet_until:
+                self._audit_seconds = AUDIT_SECONDS
+                self.feed.replay_wanted = self.source.replay is not None
+                self._heard_at = time.monotonic()
+
+    def _drain(self, plain: zmq.Socket[bytes]) -> int:
+        """Offer what is there, up to a turn's worth; says how many."""
+        for taken in range(TURN_MESSAGES):
+            try:
+                frames = plain.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return taken
+            if len(frames) < 2 or len(frames[-2]) != 8:
+                self.malformed += 1
+                continue
+            self.feed.offer(int.from_bytes(frames[-2], "big"), frames[-1])
+        return TURN_MESSAGES
+
+    async def _replay(self, drain: Callable[[], int]) -> None:
+        """Ask for everything from the last message seen on; live messages are taken off meanwhile, and wait."""
+        self.feed.begin_replay()
+        if self.source.replay is None:
+            self.feed.end_replay(complete=False)
+            return
+        lives = self.feed.lives
+        dealer = self._context.socket(zmq.DEALER)
+        try:
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES)
+            dealer.setsockopt(zmq.IPV6, 1)
+            dealer.connect(self.source.replay)
+            # A REQ socket would take the first answer only. The number is unsigned, of 8 bytes.
+            await dealer.send_multipart([b"", self.feed.resume_from.to_bytes(8, "big")])
+            complete = await self._take_replay(dealer, drain, lives)
+        except (TimeoutError, zmq.ZMQError) as error:
+            self._complain(str(error) or f"no answer for {REPLAY_SILENCE_SECONDS:.0f} s")
+            complete = False
+        else:
+            self.trouble = ""
+        finally:
+            dealer.close(0)
+        if self.feed.lives == lives:
+            self.feed.end_replay(complete=complete)
+        if not complete:
+            await asyncio.sleep(0)
+
+    async def _take_replay(self, dealer: zmq.asyncio.Socket, drain: Callable[[], int], lives: int) -> bool:
+        """Whether the end marker came."""
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(dealer.underlying)
+        deadline = time.monotonic() + REPLAY_SECONDS
+        while time.monotonic() < deadline and self.feed.lives == lives:
+            drain()
+            if not await dealer.poll(int(REPLAY_SILENCE_SECONDS * 1000)):
+                raise TimeoutError
+            for _ in range(TURN_MESSAGES):
+                try:
+                    frames = plain.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                # With a topic before the number in later versions, without it in earlier ones.
+                if len(frames) < 2 or len(frames[-2]) != 8:
+                    self.malformed += 1
+                    continue
+                if frames[-2] == _END:
+                    return True
+                self.feed.replayed(int.from_bytes(frames[-2], "big"), frames[-1])
+            await asyncio.sleep(0)
+        return False
+
+    def _complain(self, trouble: str) -> None:
+        if not self.trouble:
+            logger.warning("rank %d: the replay at %s failed: %s", self.source.rank, self.source.replay, trouble)
+        self.trouble = trouble
