@@ -1,11 +1,11 @@
 """The configuration model: one YAML file; environment variables and flags override it by one rule.
 
 The file has one section a command (`gateway`, `indexer`, `worker`, `agent`, `index`, `explain`, `up`, `demo`,
-`replay`) and shared ones (`redis`, `grpc`, `tenants`, `log`). A field `gateway.admin_port` is the flag `--admin-port` of `warmroute
-gateway` and the environment variable `WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its section in the
-flag, as `--redis-url`. Flags win over the environment, the environment over the file, the file over defaults. Values of
-flags and variables are YAML, so lists and mappings can be given too. Unknown fields are errors. Relative paths start at
-the folder of the file, those of flags and variables where the command is called.
+`replay`) and shared ones (`redis`, `grpc`, `tenants`, `log`). A field `gateway.admin_port` is the flag `--admin-port`
+of `warmroute gateway` and the environment variable `WARMROUTE_GATEWAY_ADMIN_PORT`; one of a shared section keeps its
+section in the flag, as `--redis-url`. Flags win over the environment, the environment over the file, the file over
+defaults. Values of flags and variables are YAML, so lists and mappings can be given too. Unknown fields are errors.
+Relative paths start at the folder of the file, those of flags and variables where the command is called.
 """
 
 from __future__ import annotations
