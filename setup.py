@@ -19,7 +19,7 @@ HOT = {
     "upstream upstream_connection watch",
     "gateway/routing": "assignment facts least_requests predictions reservations retry_budget round_robin "
     "routed_request router warm workers",
-    "gateway/surface": "access decisions engines forwarder json_members paths pools request_edits",
+    "gateway/surface": "access engines forwarder json_members paths pools request_edits",
     "gateway/tenants": "headers lease limiter salts share tenant tenants",
     "indexer": "mirror",
     "warmroute": "cached_labels",
