@@ -26,7 +26,8 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def run(config: Config, file: str, headers: Sequence[str], *, as_json: bool) -> int:
-    """Ask, print and return 0. `headers`: of the request, `Name: value`. Raises StartupError for what cannot be asked, and for what a gateway would refuse."""
+    """Ask, print and return 0. `headers`: of the request, each as `Name: value`. Raises StartupError for what cannot be
+    asked, and for what a gateway would refuse."""
     body = read_input(file, config.gateway.body_limit_bytes, argument="FILE")
     if not body:
         raise StartupError(f"FILE: {file} is empty; give the JSON body of a request")
