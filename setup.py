@@ -20,7 +20,7 @@ HOT = {
     "gateway/routing": "affinity approximate assignment candidates facts flight flight_view least_requests lmetric "
     "memory predictions reservations retry_budget round_robin routed_request router sight sparse warm warm_seconds "
     "workers",
-    "gateway/surface": "access decisions engines forwarder json_members paths pools request_edits",
+    "gateway/surface": "access engines forwarder json_members paths pools request_edits",
     "gateway/tenants": "headers lease limiter salts share tenant tenants",
     "indexer": "mirror",
     "warmroute": "cached_labels",

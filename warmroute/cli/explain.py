@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from typing import Any, Final
 
@@ -20,14 +22,16 @@ from warmroute.lifecycle import StartupError
 
 TIMEOUT_SECONDS: Final = 15.0
 """A gateway makes one explanation at a time, each within 10 s."""
+_TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
-def run(config: Config, file: str, *, as_json: bool) -> int:
-    """Ask, print and return 0. Raises StartupError for what cannot be asked, and for what a gateway would refuse."""
+def run(config: Config, file: str, headers: Sequence[str], *, as_json: bool) -> int:
+    """Ask, print and return 0. `headers`: of the request, each as `Name: value`. Raises StartupError for what cannot be
+    asked, and for what a gateway would refuse."""
     body = read_input(file, config.gateway.body_limit_bytes, argument="FILE")
     if not body:
         raise StartupError(f"FILE: {file} is empty; give the JSON body of a request")
-    explanation = ask(config.explain, body)
+    explanation = ask(config.explain, body, dict(map(parse_header, headers)))
     try:
         text = orjson.dumps(explanation).decode() if as_json else explanation_text(explanation)
     except (KeyError, TypeError, ValueError) as error:
@@ -40,11 +44,20 @@ def run(config: Config, file: str, *, as_json: bool) -> int:
     return 0
 
 
-def ask(config: ExplainConfig, body: bytes) -> dict[str, Any]:
+def parse_header(text: str) -> tuple[str, str]:
+    """A header's name and value. Raises StartupError."""
+    name, colon, value = text.partition(":")
+    if not colon or not _TOKEN.fullmatch(name) or not value.isprintable() or not value.isascii():
+        raise StartupError(f"--header: {text!r} is no header; give 'Name: value', such as 'X-Session-ID: a'")
+    return name, value.strip()
+
+
+def ask(config: ExplainConfig, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
     """The gateway's answer. Raises StartupError."""
     query = {"path": config.path} | ({} if config.tenant is None else {"tenant": config.tenant})
     url = f"{config.url.rstrip('/')}/explain?{urllib.parse.urlencode(query)}"
-    asked = urllib.request.Request(url, body, {"content-type": "application/json"})  # noqa: S310 - http or https, by the setting's pattern
+    sent = {"content-type": "application/json", **headers}
+    asked = urllib.request.Request(url, body, sent)  # noqa: S310 - http or https, by the setting's check
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(asked, timeout=TIMEOUT_SECONDS) as response:

@@ -131,12 +131,19 @@ def _index_flags(parser: argparse.ArgumentParser) -> None:
 def _explain(config: Config, arguments: argparse.Namespace) -> int:
     from warmroute.cli.explain import run
 
-    return run(config, arguments.file, as_json=arguments.json)
+    return run(config, arguments.file, arguments.header, as_json=arguments.json)
 
 
 def _explain_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="the JSON body of a request, as a client sends it; - reads stdin")
     parser.add_argument("--json", action="store_true", help="print the gateway's answer as one JSON object")
+    parser.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        metavar="HEADER",
+        help="a header that the client sends, such as 'X-Session-ID: a'; may be given several times",
+    )
 
 
 def _seconds(text: str) -> float:

@@ -18,6 +18,8 @@ from tests.warmroute.cli.test_explain_table import explanation
 from warmroute.cli.children import free_ports
 from warmroute.cli.main import main
 
+sessions: list[str | None] = []
+"""The session header of each request."""
 BODY = b'{"model": "m", "messages": []}'
 
 
@@ -25,9 +27,11 @@ BODY = b'{"model": "m", "messages": []}'
 def answering(status: int, answer: bytes) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     """Its URL, and the targets and bodies that it was asked with."""
     asked: list[tuple[str, bytes]] = []
+    sessions.clear()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            sessions.append(self.headers["x-session-id"])
             asked.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
             self.send_response(status)
             self.end_headers()
@@ -60,7 +64,8 @@ def test_text_and_json(file: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["explain", file, "--url", url + "/", "--path", "/v1/completions", "--tenant", "a&b"]) == 0
         assert "Winner: vllm-0" in capsys.readouterr().out
         assert asked == [("/explain?path=%2Fv1%2Fcompletions&tenant=a%26b", BODY)]
-        assert main(["explain", file, "--url", url, "--json"]) == 0
+        assert main(["explain", file, "--url", url, "--json", "--header", "X-Session-ID: a b"]) == 0
+        assert sessions == [None, "a b"]
         assert json.loads(capsys.readouterr().out) == explanation()
         assert asked[1] == ("/explain?path=%2Fv1%2Fchat%2Fcompletions", BODY)
 
@@ -106,6 +111,8 @@ def test_wrong_calls(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
         ),
         ([file, "--url", "127.0.0.1:8001"], "give http:// or https://"),
         ([file, "--path", "v1"], "explain.path"),
+        ([file, "--header", "x-session-id"], "--header: 'x-session-id' is no header"),
+        ([file, "--header", "a: b\r\nc: d"], "is no header"),
         ([str(tmp_path / "none")], "cannot be read: No such file"),
         ([str(empty)], "is empty"),
     ):
