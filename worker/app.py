@@ -19,7 +19,7 @@ from warmroute.config import WorkerConfig
 from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity
 from warmroute.lifecycle import StartupError, cannot_listen, until_signal
-from warmroute.metrics import WorkerMetrics
+from warmroute.worker_metrics import WorkerMetrics
 from worker.engine.errors import ModelError
 from worker.engine.runner import EngineRunner, create_engine
 from worker.engine.server import create_app

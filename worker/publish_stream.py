@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import grpc
 
-from warmroute.metrics import WorkerMetrics
 from warmroute.v1 import index_pb2 as pb
+from warmroute.worker_metrics import WorkerMetrics
 from worker.events import Tier
 from worker.file_uploads import FileUploads
 from worker.model_files import ModelFiles

@@ -22,9 +22,9 @@ from indexer.keys import pool_fingerprint
 from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity
 from warmroute.grpc_tokens import SecurityError
-from warmroute.metrics import WorkerMetrics
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
+from warmroute.worker_metrics import WorkerMetrics
 from worker.events import CacheEvent, EngineLoad
 from worker.index_blocks import Changes, IndexBlocks
 from worker.model_files import ModelFiles

@@ -19,7 +19,7 @@ from operator import xor
 from prometheus_client import CollectorRegistry
 
 from bench.index.workload import BLOCK_TOKENS, POOL, Sizes, keys_of_workers, random_keys, rng, worker_id
-from warmroute.metrics import WorkerMetrics
+from warmroute.worker_metrics import WorkerMetrics
 from worker.events import EngineLoad
 from worker.index_blocks import Changes
 from worker.publisher import Identity, Publisher, new_epoch

@@ -23,7 +23,7 @@ from bench.routing_live.simulated_engine import Generation, Machine, SimulatedEn
 from bench.routing_live.tokens import Tokens
 from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS
 from warmroute.cli.children import end_with_parent
-from warmroute.metrics import WorkerMetrics
+from warmroute.worker_metrics import WorkerMetrics
 from worker.engine.protocol import ChatRequest, RequestError, parse
 from worker.events import CacheCleared
 from worker.index_blocks import capacity_keys

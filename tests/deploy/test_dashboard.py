@@ -19,7 +19,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from warmroute.indexer_metrics import IndexerMetrics
-from warmroute.metrics import GatewayMetrics, WorkerMetrics
+from warmroute.metrics import GatewayMetrics
+from warmroute.worker_metrics import WorkerMetrics
 
 ENGINE_LABELS = {"model_name"}
 ENGINE_METRICS = {

@@ -22,10 +22,11 @@ from warmroute.config import IndexerConfig
 from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity, ServerSecurity
 from warmroute.indexer_metrics import IndexerMetrics
-from warmroute.metrics import GatewayMetrics, WorkerMetrics
+from warmroute.metrics import GatewayMetrics
 from warmroute.redis_client import Client
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
+from warmroute.worker_metrics import WorkerMetrics
 from worker.events import BlockRemoved, BlockStored, CacheCleared, EngineLoad
 from worker.publisher import Identity, Publisher
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from tests.indexer.support import Engine, engine, identity, indexer, running
 from tests.support import eventually
 from warmroute.cli.children import free_ports
-from warmroute.metrics import WorkerMetrics
+from warmroute.worker_metrics import WorkerMetrics
 from worker.events import BlockStored, EngineLoad
 from worker.publisher import Publisher
 

@@ -18,7 +18,7 @@ from warmroute.agent_config import AgentConfig
 from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity
 from warmroute.lifecycle import StartupError, cannot_listen, until_signal
-from warmroute.metrics import AgentMetrics
+from warmroute.worker_metrics import AgentMetrics
 from worker.adapters.engine_client import EngineClient, EngineError, engine_client
 from worker.adapters.monitor import EngineChangedError, Monitor
 from worker.adapters.profile import Profile, model_files, probe

@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 
 from warmroute.agent_config import AgentConfig
-from warmroute.metrics import AgentMetrics
+from warmroute.worker_metrics import AgentMetrics
 from worker.adapters.engine_client import EngineClient, EngineError
 from worker.adapters.engine_metrics import MetricsReader, Scrape
 from worker.adapters.profile import Profile, probe, read_models

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from warmroute.agent_config import AgentConfig
 from warmroute.grpc_security import ClientSecurity
-from warmroute.metrics import AgentMetrics, WorkerMetrics
+from warmroute.worker_metrics import AgentMetrics, WorkerMetrics
 from worker.adapters.events import EngineEvent
 from worker.adapters.feed import Feed
 from worker.adapters.profile import Profile, Rank

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.discovery.targets import Target
 from gateway.routing.routed_request import RoutedRequest
 from tests.gateway.routing.support import NAMES, Pool, prompt
 
@@ -38,24 +37,6 @@ def test_workers_that_serve_the_adapter_get_its_requests() -> None:
         assert RoutedRequest(pool.router, prompt(64), adapter="lora-a").assign(set()).worker_id == "b"
     workers = {RoutedRequest(pool.router, prompt(64), adapter="lora-new").assign(set()).worker_id for _ in range(40)}
     assert workers == set(NAMES)  # loaded since the workers said Hello, maybe: the engine judges
-
-
-def test_an_adapter_is_asked_of_who_has_it_then_of_who_has_said_nothing() -> None:
-    pool = Pool()
-    pool.targets([Target(name, "10.0.0.1", 8000 + number, worker_id=name) for number, name in enumerate("abcdx")])
-    pool.hold("b", [], adapters=("lora-a",))
-
-    def asked(exclude: frozenset[str] = frozenset()) -> set[str]:
-        picks = [RoutedRequest(pool.router, prompt(64), adapter="lora-a").assign(exclude) for _ in range(20)]
-        return {pick.worker_id for pick in picks if pick is not None}
-
-    assert asked() == {"b"}
-    assert asked(frozenset("b")) == {"x"}
-    pool.router.workers.get("b").checked(0, healthy=False, refused=True)
-    assert asked() == {"x"}
-    pool.router.workers.get("x").checked(0, healthy=False, refused=True)
-    # Those that say they lack it would answer that there is no such model.
-    assert asked() == {"b"}
 
 
 def test_a_request_that_belongs_to_a_worker_goes_nowhere_else() -> None:

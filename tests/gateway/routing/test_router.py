@@ -10,7 +10,6 @@ from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.routing.assignment import Outcome
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from indexer.keys import pool_fingerprint, prompt_keys
-from tests.gateway.routing.replicas import Worker
 from tests.gateway.routing.support import FINGERPRINT, NAMES, TOKENIZER, Pool, open_assignments, prompt
 
 
@@ -246,50 +245,6 @@ def test_one_decision_reads_the_clock_once() -> None:
     pool.router.clock = clock
     assert pool.router.choose(prompt(6400)) is not None
     assert calls == 1
-
-
-def test_a_hot_prefix_gets_more_holders_while_its_holders_are_loaded_and_no_more_than_that() -> None:
-    """Each worker prefills 10,000 tokens a second. A tenant's prefix of 6,000 is held by one worker; every request
-    brings 600 tokens of its own."""
-
-    def holders(requests_a_second: float, policy: str = "warm") -> tuple[int, float, float]:
-        """After a minute: workers that hold the prefix, the share of its tokens that was found, and the mean wait."""
-        pool, engines, shared = Pool(policy=policy), {name: Worker(10_000.0) for name in NAMES}, list(range(6016))
-        keys = prompt_keys(shared, FINGERPRINT)
-        pool.hold("a", keys)
-        engines["a"].held.update(keys)
-        found, waited, number = 0, 0.0, 0
-        replies: list[tuple[float, PoolAssignment]] = []
-        while pool.now < 160:
-            number += 1
-            pool.now += 1 / requests_a_second
-            for first_byte_at, assignment in [reply for reply in replies if reply[0] <= pool.now]:
-                replies.remove((first_byte_at, assignment))
-                assignment.first_byte()
-                assignment.close(Outcome.COMPLETED)
-                # What the engine publishes: the shared part, as far as it has it.
-                pool.hold(assignment.worker_id, keys)
-            asked = Prompt(6616, prompt_keys([*shared, *range(number * 1000, number * 1000 + 600)], FINGERPRINT))
-            assignment = pool.assign(asked)
-            tokens, first_byte_at = engines[assignment.worker_id].take(asked, pool.now)
-            found += min(tokens, 6016)
-            waited += first_byte_at - pool.now
-            replies.append((first_byte_at, assignment))
-        for _, assignment in replies:
-            assignment.close(Outcome.CLIENT_GONE)
-        assert pool.router.reservations.workers == frozenset()
-        return sum(keys[-1] in engine.held for engine in engines.values()), found / (6016 * number), waited / number
-
-    few, few_found, _ = holders(5)  # 3,000 tokens a second: a third of what one worker computes
-    many, many_found, many_wait = holders(40)  # 24,000: what two and a half compute
-    load_blind, _, endless_wait = holders(40, "prefix_only")
-    assert few == 1
-    assert many >= 3
-    assert few_found == 1
-    assert many_found > 0.98
-    assert many_wait < 1
-    assert load_blind == 1
-    assert endless_wait > 10
 
 
 def test_retries_end_when_the_budget_does() -> None:
