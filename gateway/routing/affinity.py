@@ -57,9 +57,10 @@ def preferred(decision: Decision, home: int, *, keyed: bool, sized: bool) -> int
 
 
 class Sessions:
-    """The homes of a pool's sessions. Bounded by MOST_SESSIONS, and by REMEMBERED_SECONDS of silence."""
+    """The homes of a pool's sessions. Bounded in number, and by REMEMBERED_SECONDS of silence."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_SESSIONS) -> None:
+        self._most = most
         # The one used last at the end, so that both bounds take from the front.
         self._homes: OrderedDict[int, tuple[str, float]] = OrderedDict()
 
@@ -77,6 +78,6 @@ class Sessions:
         homes = self._homes
         homes[session] = worker, now + REMEMBERED_SECONDS
         homes.move_to_end(session)
-        while len(homes) > MOST_SESSIONS or next(iter(homes.values()))[1] <= now:
+        while len(homes) > self._most or next(iter(homes.values()))[1] <= now:
             homes.popitem(last=False)
         return Stay.NEW if home is None else Stay.STAYED if home == worker else Stay.MOVED

@@ -105,9 +105,8 @@ def test_other_policies_do_as_they_say() -> None:
     assert all(once(pool, UNSIZED, session) == home for session, home in homes.items())
 
 
-def test_sessions_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(affinity, "MOST_SESSIONS", 3)
-    sessions = Sessions()
+def test_sessions_are_bounded_in_number_and_time() -> None:
+    sessions = Sessions(most=3)
     for number in range(1, 6):
         assert sessions.used(number, f"w{number}", now=number) is Stay.NEW
     assert len(sessions) == 3
