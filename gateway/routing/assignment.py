@@ -51,8 +51,8 @@ class Assignment(Protocol):
         ...
 
     def first_byte(self) -> None:
-        """The first body byte of the reply came (for SSE: the first `data:` event). At most once; frees the prefill
-        part of the booking."""
+        """The first body byte of the reply came; of a stream the first event that counts, see `gateway.entrypoint.sse`.
+        At most once; frees the prefill part of the booking."""
         ...
 
     def close(self, outcome: Outcome) -> None:
