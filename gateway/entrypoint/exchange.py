@@ -249,7 +249,7 @@ class Exchange:
                 self._end(Outcome.SERVER_ERROR)
         elif last or self._has_first_byte(data):
             self.first_byte_at = self._loop.time()
-            self._assignment.first_byte()
+            self._assignment.first_byte(streamed=self._scanner is not None)
             body = data if len(self._held) == 1 else b"".join(self._held)
             self._held.clear()
             self._remember(body)

@@ -45,7 +45,7 @@ SAME_SPEED: Final = 0.2
 would send requests away from what they could reuse."""
 CLEAR_ERROR: Final = 0.2
 """Standard error of the slopes' median, as a share of it, up to which they say something."""
-FASTEST: Final = 4.0
+FASTEST: Final = 8.0
 """Times the pool's usual speed that a worker counts as at most: one whose replies begin at once since they are errors
 would draw all requests, and of a machine that is that much faster the queue tells the rest."""
 FORGOTTEN: Final = 4

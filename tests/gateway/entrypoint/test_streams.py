@@ -21,6 +21,7 @@ from tests.gateway.entrypoint.support import (
     chunk,
     client,
     gateway,
+    plain,
     request,
     run,
     worker,
@@ -139,7 +140,20 @@ def test_a_response_that_is_only_announced_has_not_begun() -> None:
             async with gate.client() as user:
                 answer = await user.ask(request())
             assert answer.body == announced + begun
-            assert [given.first_bytes for given in gate.assigner.given] == [0, 1]
+            assert [(given.first_bytes, given.streamed) for given in gate.assigner.given] == [(0, None), (1, True)]
+
+    run(main())
+
+
+def test_a_reply_that_is_no_stream_is_not_told_as_one_whatever_the_client_asked_for() -> None:
+    async def script(link: Link) -> None:
+        await link.request()
+        await link.send(plain(b"{}"))
+
+    async def main() -> None:
+        async with worker(script) as engine, gateway(engine.port) as gate, gate.client() as user:
+            await user.ask(request(body=b'{"stream": true}'))
+            assert [given.streamed for given in gate.assigner.given] == [False]
 
     run(main())
 
