@@ -40,7 +40,7 @@ class Figures:
 
 def figures(policy: str, jobs: Sequence[Job], busy: Sequence[float], seconds: float, refused: int) -> Figures:
     """The figures of a run; `busy` is each worker's prefill time. Raises ValueError without a finished request."""
-    first = WARM_UP_SHARE * len(jobs)
+    first = min(WARM_UP_SHARE * len(jobs), len(jobs) - 1)
     counted = [job for job in jobs if job.number >= first]
     if not counted:
         raise ValueError("no request was finished: the trace has none that fits a worker's cache")

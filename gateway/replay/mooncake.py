@@ -23,9 +23,9 @@ def is_mooncake(row: Mapping[str, Any]) -> bool:
 
 
 def read_mooncake(name: str, rows: Iterable[Mapping[str, Any]], *, context_limit: int) -> Trace:
-    """Requests of more than `context_limit` tokens, prompt and reply, are left out. Raises KeyError and TypeError for
-    rows that are not of the format."""
-    everything = list(rows)
+    """Requests of more than `context_limit` tokens, prompt and reply, are left out. Raises KeyError and ValueError for
+    a row that is not of the format, as it is read."""
+    everything = [_checked(row) for row in rows]
     kept = [row for row in everything if row["input_length"] + row["output_length"] <= context_limit]
     stamps = sorted({row["timestamp"] for row in kept})
     until = {stamp: min((after - stamp) / 1000, LONGEST_SPREAD_SECONDS) for stamp, after in pairwise(stamps)}
@@ -47,3 +47,16 @@ def read_mooncake(name: str, rows: Iterable[Mapping[str, Any]], *, context_limit
         )
     requests.sort(key=lambda request: request.at)
     return Trace(name, BLOCK_TOKENS, requests, left_out=len(everything) - len(kept))
+
+
+def _checked(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row; errors name the field."""
+    for name in ("input_length", "output_length"):
+        if type(row[name]) is not int:
+            raise ValueError(f"{name} is {row[name]!r:.80}; it must be a whole number")
+    if type(row["timestamp"]) not in {int, float}:
+        raise ValueError(f"timestamp is {row['timestamp']!r:.80}; it must be a number of milliseconds")
+    keys = row["hash_ids"]
+    if not isinstance(keys, list) or any(type(key) is not int for key in keys):
+        raise ValueError(f"hash_ids is {keys!r:.80}; it must be a list of whole numbers below 2**64")
+    return row

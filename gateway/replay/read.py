@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,22 +29,23 @@ class TraceError(ValueError):
 
 def read_trace(path: Path, *, context_limit: int) -> Trace:
     """The trace of a file of JSON lines, plain or gzip. Requests of more than `context_limit` tokens, prompt and reply,
-    are left out. Raises TraceError."""
+    are left out, and of a decision log lines that are no JSON. Raises TraceError."""
     lines = _Lines(path)
     try:
-        trace = _read(path.name, iter(lines), context_limit)
+        trace = _read(path.name, lines, context_limit)
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error}; give a file of JSON lines, plain or gzip") from error
     except KeyError as error:
-        raise TraceError(f"{path}, line {lines.number}: the field {error} is missing") from error
-    except (ValueError, TypeError, IndexError, AttributeError, EOFError) as error:
-        raise TraceError(f"{path}, line {lines.number}: {error}") from error
+        raise TraceError(f"{lines.place}: the field {error} is missing") from error
+    except (ValueError, EOFError, zlib.error) as error:
+        raise TraceError(f"{lines.place}: {error}") from error
     if len(trace) == 0:
         raise TraceError(f"{path} has no request of at most {context_limit} tokens; raise the limit")
-    return trace
+    return replace(trace, damaged=lines.damaged)
 
 
-def _read(name: str, rows: Iterator[Mapping[str, Any]], context_limit: int) -> Trace:
+def _read(name: str, lines: _Lines, context_limit: int) -> Trace:
+    rows = iter(lines)
     first = next(rows, None)
     if first is None:
         raise ValueError(f"it is empty; {FORMATS}")
@@ -52,15 +55,19 @@ def _read(name: str, rows: Iterator[Mapping[str, Any]], context_limit: int) -> T
     if is_weka(first):
         return read_weka(name, rows, context_limit=context_limit)
     if is_logged(first):
+        lines.leaves_out_damaged = True
         return read_logged(name, rows, context_limit=context_limit)
     raise ValueError(f"its fields are {', '.join(first) or 'none'}; {FORMATS}")
 
 
 class _Lines:
-    """The file's objects, and the number of the line that was read last."""
+    """The file's objects, and where the one that was read last stands."""
 
     def __init__(self, path: Path) -> None:
         self.number = 0
+        self.damaged = 0
+        """Lines that are no JSON and were left out."""
+        self.leaves_out_damaged = False
         self._path = path
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
@@ -70,7 +77,19 @@ class _Lines:
             for self.number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
-                row = orjson.loads(line)
+                try:
+                    row = orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    if not self.leaves_out_damaged:
+                        raise
+                    self.damaged += 1
+                    continue
                 if not isinstance(row, dict):
-                    raise TypeError("a line is to be one JSON object")
+                    raise ValueError("a line is to be one JSON object")  # noqa: TRY004 - as all that is wrong with one
                 yield row
+        self.number = 0
+
+    @property
+    def place(self) -> str:
+        """The file, and the line that was read last unless all were."""
+        return f"{self._path}, line {self.number}" if self.number else str(self._path)

@@ -30,13 +30,20 @@ class TraceRequest:
 @dataclass(frozen=True, slots=True)
 class Trace:
     """All requests in order of arrival, or the first requests of sessions (`closed`), where a new session begins as
-    one ends. `left_out`: requests that the reader dropped, being longer than the limit that it was given."""
+    one ends. `left_out`: requests that the reader dropped, being longer than the limit that it was given; `damaged`:
+    lines that it could not read, of a log that was cut off or whose disk was full."""
 
     name: str
     block_tokens: int
     requests: Sequence[TraceRequest]
     closed: bool = False
     left_out: int = 0
+    damaged: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last, as recorded; 0 for sessions, whose requests wait for replies."""
+        return 0.0 if self.closed or not self.requests else self.requests[-1].at - self.requests[0].at
 
     def all_requests(self) -> Iterator[TraceRequest]:
         """Every request, sessions one after another."""

@@ -37,21 +37,29 @@ def read_weka(
     seed: int = 1,
 ) -> Trace:
     """At most `sessions` sessions in an order drawn with `seed`, each ended before its first request of more than
-    `context_limit` tokens and after `session_requests` requests; those of a single request are left out."""
+    `context_limit` tokens and after `session_requests` requests; those of a single request are left out. Raises
+    ValueError for a session that is not of the format."""
     shuffled = list(rows)
     Random(seed).shuffle(shuffled)
-    size = int(shuffled[0]["block_size"]) if shuffled else 64
+    size = shuffled[0]["block_size"] if shuffled else 64
+    if type(size) is not int or size < 1:
+        raise ValueError(f"block_size is {size!r:.80}; it must be a whole number of at least 1")
     keys = _Keys(size)
     firsts: list[TraceRequest] = []
     left_out = 0
     for row in shuffled:
         if len(firsts) >= sessions:
             break
-        for part in _agents(row, row["id"], row["models"][0]):
-            chain, cut = _session(part, keys, context_limit, session_requests)
-            left_out += cut
-            if len(chain) > 1:
-                firsts.append(chain[0])
+        try:
+            for part in _agents(row, row["id"], row["models"][0]):
+                chain, cut = _session(part, keys, context_limit, session_requests)
+                left_out += cut
+                if len(chain) > 1:
+                    firsts.append(chain[0])
+        except KeyError as error:
+            raise ValueError(f"the session {row.get('id')!r:.80}: the field {error} is missing") from error
+        except (ValueError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"the session {row.get('id')!r:.80}: {error}") from error
     return Trace(name, size * MERGED, firsts, closed=True, left_out=left_out)
 
 
@@ -107,10 +115,14 @@ def _session(agent: _Agent, keys: _Keys, context_limit: int, most: int) -> tuple
     chain: list[TraceRequest] = []
     blocks: list[int] = []
     for _, prompt, reply, _, think, keep, ranges, _ in agent.requests:
+        if type(prompt) is not int or type(reply) is not int:
+            raise ValueError(f"{prompt!r:.40} and {reply!r:.40} must be whole numbers, the prompt's and reply's tokens")
         if prompt + reply > context_limit or len(chain) >= most:
             break
         blocks = blocks[:keep]
         for start, count in zip(ranges[::2], ranges[1::2], strict=True):
+            if count > context_limit:
+                raise ValueError(f"a range of {count} blocks is longer than any prompt of {context_limit} tokens")
             blocks.extend(range(start, start + count))
         request = TraceRequest(
             0.0,

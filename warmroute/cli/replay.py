@@ -24,6 +24,8 @@ from warmroute.config import Weights
 from warmroute.lifecycle import StartupError
 from warmroute.replay_config import ReplayConfig
 
+LONGEST_SECONDS: Final = 31 * 86_400.0
+"""Of a replay: time without requests takes time too, since workers report their load."""
 BAR_CELLS: Final = 30
 BAR_SECONDS: Final = 0.1
 """Least time between two drawings of the bar."""
@@ -47,6 +49,11 @@ def run(config: ReplayConfig, path: Path, *, as_json: bool, plot_path: Path | No
         trace = read_trace(path, context_limit=config.context_limit)
     except TraceError as error:
         raise StartupError(str(error)) from error
+    if trace.seconds > LONGEST_SECONDS * config.speed:
+        raise StartupError(
+            f"{path}: its requests span {trace.seconds / 86_400:.3g} days, at {config.speed:g} times their speed more "
+            f"than the {LONGEST_SECONDS / 86_400:g} that are replayed; raise replay.speed, or replay a part of the file"
+        )
     bound = infinite_cache_hit_rate(trace)
     results = [_replay(trace, policy, settings, config.runs) for policy in policies]
     figures = [result.figures for result in results]
@@ -182,6 +189,8 @@ def table(trace: Trace, bound: float, config: ReplayConfig, figures: Sequence[Fi
     ]
     if trace.left_out:
         lines.append(f"{trace.left_out} requests of more than {config.context_limit} tokens were left out.")
+    if trace.damaged:
+        lines.append(f"Lines left out since they are cut off or damaged: {trace.damaged}.")
     if refused := figures[0].refused:
         lines.append(f"{refused} requests fit no worker's cache and were left out.")
     return "\n".join(lines)
@@ -202,6 +211,7 @@ def _as_json(trace: Trace, bound: float, config: ReplayConfig, figures: Sequence
         "trace": trace.name,
         "infinite_cache_hit_rate": round(bound, 6),
         "left_out": trace.left_out,
+        "damaged": trace.damaged,
         "settings": config.model_dump(mode="json"),
         "machine": asdict(_machine(config)),
         "policies": [each.to_json() for each in figures],

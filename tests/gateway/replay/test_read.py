@@ -103,6 +103,18 @@ def test_a_gateways_own_log(tmp_path: Path) -> None:
     assert trace.requests[1].keys == [1, 2, 3]
 
 
+LOGGED: list[object] = [
+    LoggedDecision(100.0 + number, "p", "a", "completed", 64, 130, 0, [1, 2]).to_json().decode() for number in range(2)
+]
+
+
+def test_damaged_lines_of_a_log_are_left_out_and_counted(tmp_path: Path) -> None:
+    """The disk was full, or the log is still being written."""
+    whole = str(LOGGED[0])
+    trace = read(write(tmp_path / "trace", [*LOGGED, whole[:40] + whole, *LOGGED, whole[:100]]))
+    assert (len(trace), trace.damaged, trace.left_out) == (4, 2, 0)
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -110,9 +122,22 @@ def test_a_gateways_own_log(tmp_path: Path) -> None:
         (["[1]"], "line 1: a line is to be one JSON object"),
         ([{"a": 1}], "line 1: its fields are a; known are"),
         ([MOONCAKE[0], "{nonsense"], "line 2"),
-        ([MOONCAKE[0], {"timestamp": 1, "hash_ids": []}], "'input_length' is missing"),
-        ([MOONCAKE[0], MOONCAKE[0] | {"hash_ids": None}], "trace, line 2"),
-        ([session(models=[])], "trace, line 1"),
+        (
+            [MOONCAKE[0], {"timestamp": 1, "hash_ids": []}, MOONCAKE[0]],
+            "trace, line 2: the field 'input_length' is missing",
+        ),
+        ([MOONCAKE[0], MOONCAKE[0] | {"hash_ids": None}, MOONCAKE[0]], "trace, line 2: hash_ids is None"),
+        ([MOONCAKE[0] | {"hash_ids": ["a", "b"]}], "hash_ids"),
+        ([MOONCAKE[0] | {"hash_ids": [1, 2**64]}], "hash_ids"),
+        ([MOONCAKE[0] | {"hash_ids": [[1]]}], "hash_ids"),
+        ([MOONCAKE[0] | {"output_length": 5.5}], r"output_length is 5\.5"),
+        ([MOONCAKE[0] | {"timestamp": "now"}], "timestamp is 'now'"),
+        ([session(id="t"), session(models=[])], "trace: the session 's'"),
+        ([session(), session(reqs=[[0, 5]])], "the session 's'"),
+        ([session(reqs=[[0, 5.5, 10, 1.0, 0.0, 0, [0, 1], "x"]])], "whole numbers"),
+        ([session(reqs=[[0, 5, 10, 1.0, 0.0, 0, [0, 10**12], "x"]])], "a range of 1000000000000 blocks"),
+        ([session(block_size=0)], "block_size is 0"),
+        ([*LOGGED, "{nonsense", "{}"], "trace, line 4: v is None"),
         ([MOONCAKE[3]], "no request of at most 50000 tokens"),
         ([{"v": 1, "prompt_tokens": 5, "keys": "zz"}], "keys"),
     ],
@@ -131,6 +156,11 @@ def test_a_file_that_is_not_there_or_cut_short(tmp_path: Path) -> None:
         read(tmp_path / "none")
     cut = tmp_path / "cut"
     cut.write_bytes(gzip.compress(json.dumps(MOONCAKE[0]).encode())[:30])
+    with pytest.raises(TraceError, match="cut"):
+        read(cut)
+    packed = bytearray(gzip.compress(json.dumps(MOONCAKE).encode()))
+    packed[20:40] = bytes(20)
+    cut.write_bytes(packed)
     with pytest.raises(TraceError, match="cut"):
         read(cut)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.replay.plot import PlotError, plot
+from gateway.routing.decision_log import LoggedDecision
 from warmroute.cli.main import main
 from warmroute.cli.replay import parse_policy
 from warmroute.config import Weights
@@ -108,6 +109,25 @@ def test_what_makes_no_sense_is_refused_with_a_remedy(
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(tmp_path / "none")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_trace_of_one_request_and_one_with_damaged_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = LoggedDecision(100.0, "p", "a", "completed", 64, 130, 0, [1, 2]).to_json().decode()
+    path = tmp_path / "log"
+    path.write_text(f"{line}\n{line[:50]}")
+    assert main(["replay", str(path), "--policy", "warm"]) == 0
+    out = capsys.readouterr().out
+    assert "log: 1 requests" in out
+    assert "damaged: 1." in out
+
+
+def test_a_trace_that_spans_years_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As where a clock was wrong at first: every worker's reports over all that time would take forever."""
+    path = tmp_path / "trace"
+    rows = [{"timestamp": at, "input_length": 10, "output_length": 1, "hash_ids": []} for at in (0, 1.7e12)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["replay", str(path), "--policy", "warm"]) == 2
+    assert "span 1.97e+04 days, at 1 times their speed" in capsys.readouterr().err
 
 
 def test_policies_as_they_are_written() -> None:
