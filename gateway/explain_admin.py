@@ -26,6 +26,8 @@ def add_routes(app: web.Application, explainer: Explainer, decisions: Decisions)
 
     async def explain(request: web.Request) -> web.Response:
         path, tenant = request.query.get("path", DEFAULT_PATH), request.query.get("tenant")
+        if (refused := refused_coding(request)) is not None:
+            return refused
         asked = client_request(path, request.headers, await request.read())
         try:
             async with asyncio.timeout(EXPLAIN_SECONDS), busy:
@@ -50,17 +52,26 @@ def add_routes(app: web.Application, explainer: Explainer, decisions: Decisions)
 def client_request(path: str, headers: Mapping[str, str], body: bytes) -> Request:
     """The request that a client would send, of one to the admin port: its body and its headers."""
     pairs = [
-        (name.lower().encode("latin-1", "replace"), value.encode("utf-8", "replace")) for name, value in headers.items()
+        (name.lower().encode("latin-1", "replace"), value.encode("utf-8", "surrogateescape"))
+        for name, value in headers.items()
     ]
     return Request("POST", path.encode(), path, "", pairs, body, "1.1", True, "", "explain", 0.0, first_values(pairs))
+
+
+def refused_coding(request: web.Request) -> web.Response | None:
+    """The answer to a compressed body, as a client gets it; None for others."""
+    if request.headers.get("content-encoding", "identity").lower() == "identity":
+        return None
+    return refusal(415, "send the body without Content-Encoding", code="unsupported_content_encoding")
 
 
 def read_limit(query: Mapping[str, str]) -> int:
     """How many decisions are asked for. Raises ValueError."""
     text = query.get("limit", str(DEFAULT_LIMIT))
-    if not (text.isascii() and text.isdigit() and int(text[:9]) >= 1):
+    digits = text.lstrip("0")[:9] if text.isascii() and text.isdigit() else ""
+    if not digits:
         raise ValueError(f"limit: {text[:50]!r} is refused; give a whole number of at least 1")
-    return int(text[:9])
+    return int(digits)
 
 
 def refusal(status: int, message: str, *, param: str | None = None, code: str | None = None) -> web.Response:

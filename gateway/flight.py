@@ -27,8 +27,10 @@ SILENCE_SECONDS: Final = FORGET_SECONDS
 """A gateway hears itself every second: a connection that is silent for longer is half open, or to a former master."""
 RETRY_SECONDS: Final = (0.05, 1.0)
 LEAVE_SECONDS: Final = 0.5
-MESSAGES_A_TURN: Final = 16
-"""Of those that came together, about a quarter of a millisecond of work."""
+BYTES_A_TURN: Final = 16_384
+"""Of messages that came together, about a quarter of a millisecond of work."""
+MESSAGE_BYTES: Final = 1024
+"""What a message counts besides its length."""
 
 
 def flight_channel(pool: str) -> str:
@@ -125,8 +127,9 @@ class FlightExchange:
                             packed = await subscription.read()
                         self._take(packed)
                         delay = RETRY_SECONDS[0]
-                        taken += 1
-                        if taken % MESSAGES_A_TURN == 0:
+                        taken += MESSAGE_BYTES + len(packed)
+                        if taken >= BYTES_A_TURN:
+                            taken = 0
                             await asyncio.sleep(0)
             except (RedisError, OSError, TimeoutError) as error:
                 self._complain(error)

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from gateway.explain_admin import EXPLAIN_SECONDS, read_limit, refusal
+from gateway.explain_admin import EXPLAIN_SECONDS, read_limit, refusal, refused_coding
 from warmroute.admin import BODY_LIMIT_BYTES, AdminSite
 
 TIMEOUT_SECONDS: Final = 2.0
@@ -46,7 +46,10 @@ class ProcessesAdmin(AdminSite):
         return registry
 
     async def _explain(self, request: web.Request) -> web.Response:
-        """Any process answers: each has the whole index, and knows the others' bookings."""
+        """Any process answers: each has the whole index, and knows the others' bookings. What it has learned, rates,
+        sessions and prompts of workers that say nothing, are its own."""
+        if (refused := refused_coding(request)) is not None:
+            return refused
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_HEADERS}
         body = await request.read()
         for number in random.sample(range(len(self._sockets)), len(self._sockets)):

@@ -105,8 +105,9 @@ class LogWriter(Generic[Entry]):
             for piece in _pieces(lines):
                 _write_all(sys.stdout.fileno(), piece)
         else:
+            # A write that failed may have left a part of a line, which must not spoil the next one.
             with self._target.open("ab") as file:
-                file.write(b"".join(lines))
+                file.write((b"\n" if self._failing else b"") + b"".join(lines))
 
     def _drop(self, lines: int) -> None:
         if self._on_drop is not None:

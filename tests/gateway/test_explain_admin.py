@@ -6,13 +6,14 @@ import asyncio
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 import pytest
 
+from gateway.explain_admin import client_request, read_limit
 from gateway.server import Gateway
 from tests.gateway.entrypoint.support import Link, client, plain, run, worker
 from tests.gateway.test_server import REQUEST, healthy_then
@@ -26,10 +27,11 @@ BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
 Ask = Callable[..., Any]
 
 
-def fetch(url: str, body: bytes | None = None) -> tuple[int, Any]:
+def fetch(url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
     """Status and JSON; a POST with a body."""
+    asked = urllib.request.Request(url, body, dict(headers or {}))  # noqa: S310  loopback
     try:
-        with urllib.request.urlopen(url, body, timeout=10) as response:  # noqa: S310  loopback
+        with urllib.request.urlopen(asked, timeout=10) as response:  # noqa: S310  loopback
             return response.status, orjson.loads(response.read())
     except urllib.error.HTTPError as error:
         with error:
@@ -52,8 +54,10 @@ async def gateway(**fields: Any) -> AsyncIterator[tuple[Gateway, Ask]]:
             await gate.server.start()
             port = await gate.admin.start("127.0.0.1", 0)
 
-            async def ask(path: str, body: bytes | None = None) -> tuple[int, Any]:
-                return await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}{path}", body)
+            async def ask(
+                path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+            ) -> tuple[int, Any]:
+                return await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}{path}", body, headers)
 
             async with running(*gate.tasks()):
                 await eventually(lambda: gate.readiness()[0])
@@ -104,6 +108,25 @@ def test_what_cannot_be_answered_says_why(path: str, body: bytes | None, status:
             assert message in answer["error"]["message"]
 
     run(scenario())
+
+
+def test_a_compressed_body_is_refused_as_a_clients_is() -> None:
+    async def scenario() -> None:
+        async with gateway() as (_, ask):
+            status, answer = await ask("/explain", b"no gzip", {"content-encoding": "gzip"})
+            assert (status, answer["error"]["code"]) == (415, "unsupported_content_encoding")
+
+    run(scenario())
+
+
+def test_a_limit_may_have_zeros_before_it() -> None:
+    assert read_limit({"limit": "00000000000005"}) == 5
+
+
+def test_a_header_comes_as_the_client_sends_it() -> None:
+    """Else its session would be another one. aiohttp decodes headers so."""
+    asked = client_request("/x", {"X-Session-ID": "caf\udce9 日本"}, b"")
+    assert asked.header(b"x-session-id") == b"caf\xe9 " + "日本".encode()
 
 
 def test_bodies_may_be_as_large_as_clients_may_send_them() -> None:

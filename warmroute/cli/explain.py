@@ -80,9 +80,11 @@ def ask(config: ExplainConfig, body: bytes, headers: Mapping[str, str]) -> dict[
 def _refused(config: ExplainConfig, status: int, answer: bytes) -> StartupError:
     try:
         error = orjson.loads(answer)["error"]
-        message = str(error["message"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+        message, code = str(error["message"]), error.get("code")
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         return _no_gateway(config, f"it answers {status}")
+    if code == "not_found":
+        return _no_gateway(config, "it has no /explain, as a gateway's public port")
     return StartupError(f"the gateway would answer {status}: {message}" if status < 500 else message)
 
 

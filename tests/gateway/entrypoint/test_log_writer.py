@@ -62,6 +62,23 @@ def test_lines_beyond_the_bound_and_those_that_cannot_be_written_are_counted(
     assert "x.log: lines are lost" in caplog.text
 
 
+def test_after_a_write_that_failed_the_next_line_stands_by_itself(tmp_path: Path) -> None:
+    """A full disk takes a part of a line."""
+    file = tmp_path / "missing" / "log"
+
+    async def main() -> None:
+        log = LogWriter("x", file, line, limit=3)
+        for entry in "abc":
+            log.add(entry)
+            await log.stop()
+            if entry == "a":
+                file.parent.mkdir()
+                file.write_bytes(b"part of a")
+
+    run(main())
+    assert file.read_bytes() == b"part of a\nb\nc\n"
+
+
 def test_a_pipe_that_nobody_reads_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "STOP_SECONDS", 0.2)
     dropped: list[int] = []

@@ -83,6 +83,7 @@ def test_from_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
         (400, b'{"error": {"message": "model: give one"}}', "the gateway would answer 400: model: give one"),
         (503, b'{"error": {"message": "no process answers"}}', "no process answers"),
         (404, b"404: Not Found", "it answers 404"),
+        (404, b'{"error": {"message": "no POST /explain", "code": "not_found"}}', "no gateway's admin port answers"),
         (200, b"ok", "no JSON"),
         (200, b"[]", "no JSON object"),
         (200, b"{}", "another shape"),
