@@ -105,8 +105,12 @@ def read_models(answer: object) -> tuple[str, str, dict[str, str]]:
 
 
 def model_files(config: AgentConfig, profile: Profile) -> ModelFiles:
-    """The files of the model's folder that gateways need, where it can be read here; else none."""
-    folder = config.model_path or (Path(profile.model_path) if profile.model_path.startswith("/") else None)
+    """The files of the model's folder that gateways need, where it can be read here; else none. Blocks.
+
+    The folder is what the settings say, else the engine's own, else what the engine has fetched from the Hugging Face
+    hub, where its cache (HF_HOME) can be read here.
+    """
+    folder = config.model_path or _engines_folder(profile.model_path)
     if folder is None:
         return ModelFiles()
     try:
@@ -114,6 +118,17 @@ def model_files(config: AgentConfig, profile: Profile) -> ModelFiles:
     except OSError as error:
         logger.warning("the model's folder cannot be read: %s", error)
         return ModelFiles()
+
+
+def _engines_folder(said: str) -> Path | None:
+    if not said or said.startswith("/"):
+        return Path(said) if said else None
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(said, local_files_only=True))
+    except (ImportError, OSError, ValueError):  # no such package, nothing there, no name of the hub
+        return None
 
 
 async def _version(client: EngineClient, config: AgentConfig) -> str:

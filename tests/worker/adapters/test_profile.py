@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import folder_of
 from tests.worker.adapters.stand_in import engine_http
 from tests.worker.adapters.support import fixtures
 from warmroute.agent_config import AgentConfig
@@ -88,3 +89,17 @@ def test_the_model_s_files_are_offered_where_they_can_be_read(tmp_path: Path) ->
     assert (offered.tokenizer.size, [file.name for file in offered.files]) == (2, ["tokenizer.json"])
     assert not model_files(AgentConfig(model_path=tmp_path / "not"), found).files
     assert not model_files(AgentConfig(), Profile("", "m", "org/name", (), ())).files
+
+
+def test_files_of_a_model_that_the_engine_fetched_are_found_in_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    model = folder_of(tmp_path / "models--org--name", {"refs/main": commit.encode(), "blobs/x": b"{}"})
+    snapshot = folder_of(model / "snapshots" / commit, {"config.json": b"{}"})
+    (snapshot / "tokenizer.json").symlink_to(Path("../../blobs/x"))
+    offered = model_files(AgentConfig(), Profile("", "m", "org/name", (), ()))
+    assert [file.name for file in offered.files] == ["tokenizer.json", "config.json"]
+    for name in ("org/other", "no name of the hub", ""):
+        assert not model_files(AgentConfig(), Profile("", "m", name, (), ())).files
