@@ -152,7 +152,7 @@ class _Scene:
         """Of all that routing does for a request, with the decision."""
 
         def serve(prompt: Prompt) -> None:
-            assignment = RoutedRequest(self._router, prompt, streamed=True).assign(frozenset())
+            assignment = RoutedRequest(self._router, prompt).assign(frozenset())
             if assignment is not None:
                 assignment.first_byte()
                 assignment.close(Outcome.BROKEN)

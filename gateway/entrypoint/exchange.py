@@ -23,8 +23,11 @@ from gateway.routing.assignment import Assignment, Outcome
 from warmroute.config import GatewayConfig
 
 HELD_LIMIT_BYTES = 65_536
-"""Most bytes of a reply held back: comments before the first event (then they go out as they are), or the body of
-a refusal that another worker's reply may replace (then only its status is kept)."""
+"""Most bytes that are held back of a refusal that another worker's reply may replace; of a longer one only the status
+is kept."""
+HELD_EVENTS_BYTES = 1_048_576
+"""Most bytes of a stream that are held back before its first event, then they go out as they are: comments, and what
+announces a response, which repeats the request's instructions and tools twice."""
 TAIL_BYTES = 8_192
 BYTES_PER_TOKEN = 4
 RETRIED_STATUSES = frozenset({502, 503, 504})
@@ -246,7 +249,7 @@ class Exchange:
                 self._end(Outcome.SERVER_ERROR)
         elif last or self._has_first_byte(data):
             self.first_byte_at = self._loop.time()
-            self._assignment.first_byte()
+            self._assignment.first_byte(streamed=self._scanner is not None)
             body = data if len(self._held) == 1 else b"".join(self._held)
             self._held.clear()
             self._remember(body)
@@ -266,7 +269,7 @@ class Exchange:
     def _has_first_byte(self, data: bytes) -> bool:
         if self._scanner is None:
             return bool(data)
-        return self._scanner.feed(data) or self._held_bytes > HELD_LIMIT_BYTES
+        return self._scanner.feed(data) or self._held_bytes > HELD_EVENTS_BYTES
 
     def _show(self, head: ReplyHead, body: bytes, last: bool) -> None:
         """Begin the client's reply."""

@@ -1,31 +1,42 @@
-"""Where the first event of a `text/event-stream` begins; no I/O."""
+"""Where the first event of a `text/event-stream` that tells of a prompt computed begins; no I/O."""
 
 from __future__ import annotations
 
-import re
+from typing import Final
 
 from gateway.entrypoint.http import media_type
 
-_DATA_LINE = re.compile(rb"[\r\n]data:")
-_CARRY = len(b"\ndata")
+ANNOUNCEMENTS: Final = frozenset({b"response.created", b"response.queued", b"response.in_progress"})
+"""Events of the Responses API that engines send before they have looked at the prompt."""
+_BEGINNING: Final = 64
+"""Bytes of a line that tell what it is."""
 
 
 class FirstDataLine:
     """Finds the first `data:` line of a stream that comes in pieces cut at any byte.
 
-    Lines end with LF, CRLF or CR. Comments (`: ping`) and other fields (`event: message_start`) are not data.
+    Lines end with LF, CRLF or CR. Comments (`: ping`) and other fields (`event: message_start`) are not data, and
+    neither is the line that follows an `event:` of ANNOUNCEMENTS.
     """
 
-    __slots__ = ("_carry",)
+    __slots__ = ("_announced", "_line")
 
     def __init__(self) -> None:
-        self._carry = b"\n"  # the stream's start is a line's start
+        self._line = b""  # the beginning of the line that has not ended
+        self._announced = False
 
     def feed(self, data: bytes) -> bool:
-        """True once a line beginning with `data:` has begun in what has been fed."""
-        window = self._carry + data
-        self._carry = window[-_CARRY:]
-        return _DATA_LINE.search(window) is not None
+        """True once such a line has begun in what has been fed."""
+        *ended, line = (self._line + data).replace(b"\r", b"\n").split(b"\n")
+        for each in ended:
+            if each.startswith(b"data:"):
+                if not self._announced:
+                    return True
+                self._announced = False
+            elif each.startswith(b"event:"):
+                self._announced = each[len(b"event:") :].strip() in ANNOUNCEMENTS
+        self._line = line[:_BEGINNING]
+        return line.startswith(b"data:") and not self._announced
 
 
 def is_event_stream(content_type: bytes | None) -> bool:

@@ -92,7 +92,7 @@ class SimulatedGateway:
     def assign(self, request: TraceRequest) -> Assignment:
         """Pick and book a worker."""
         prompt = Prompt(request.prompt_tokens, request.keys)
-        assignment = RoutedRequest(self.router, prompt, streamed=True).assign(frozenset())
+        assignment = RoutedRequest(self.router, prompt).assign(frozenset())
         if assignment is None:
             raise AssertionError("a replay's workers are always ready")
         return assignment

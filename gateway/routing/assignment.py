@@ -50,9 +50,10 @@ class Assignment(Protocol):
         """Headers that the worker gets in place of the client's of the same name; lower-case names."""
         ...
 
-    def first_byte(self) -> None:
-        """The first body byte of the reply came (for SSE: the first `data:` event). At most once; frees the prefill
-        part of the booking."""
+    def first_byte(self, *, streamed: bool = True) -> None:
+        """The first body byte of the reply came; of a stream the first event that counts, see `gateway.entrypoint.sse`.
+        At most once; frees the prefill part of the booking. `streamed`: it is a stream, so that the prompt has
+        just been computed; other replies begin when they are done."""
         ...
 
     def close(self, outcome: Outcome) -> None:

@@ -6,11 +6,15 @@ A reply's first byte comes once the worker has computed what was pending on it a
 
 with the symbols of `gateway.routing.warm_seconds`. `a` and `f` are each worker's, `k` the pool's, since it follows from
 the model. All three are medians: of the slopes between the light and the heavy half of the latest samples (Theil's
-incomplete method), so that up to a quarter of the samples may be anything.
+incomplete method), so that up to a quarter of the samples may be anything. Where prompts are too much alike for their
+slopes to stand out from the noise of single replies, the worker has the pool's usual `f`, and `a` is what is left a
+token; where most workers' are, `f` is 0.
 
 Only prompts that find next to nothing pending are samples: what a queue costs also depends on memory and on others,
 and a full worker would look like a slow one. Replies that are not streamed are none either: their first byte comes with
-the last. A worker without enough samples has no rate; routing takes the median of the others' or counts in tokens.
+the last. A worker without enough samples has no rate; routing takes the median of the others' or counts in tokens. One
+that has had none for long has none any more: were it slow for a while, it would get no requests to show that it no
+longer is.
 
 No I/O; whoever calls has the clock.
 """
@@ -20,7 +24,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from math import sqrt
+from statistics import median, quantiles
 from typing import Final, NamedTuple
 
 from gateway.routing.facts import PrefillRate, Terms
@@ -38,6 +43,13 @@ SHORT_QUEUE: Final = 0.05
 SAME_SPEED: Final = 0.2
 """Workers within this share of the pool's median count as equally fast: what is left is noise of the estimate, and
 would send requests away from what they could reuse."""
+CLEAR_ERROR: Final = 0.2
+"""Standard error of the slopes' median, as a share of it, up to which they say something."""
+FASTEST: Final = 8.0
+"""Times the pool's usual speed that a worker counts as at most: one whose replies begin at once since they are errors
+would draw all requests, and of a machine that is that much faster the queue tells the rest."""
+FORGOTTEN: Final = 4
+"""Times as many samples of the pool as it keeps of all workers, with none of a worker's, after which its rate goes."""
 PER_TOKEN: Final = (1e-7, 0.1)
 FIXED: Final = (0.0, 2.0)
 CONTEXT: Final = (0.0, 1e-3)
@@ -59,9 +71,13 @@ class _Sample(NamedTuple):
 class _Worker:
     samples: deque[_Sample]
     since: int = 0
+    latest: int = 0
+    """The number of its latest sample among the pool's."""
     context: float | None = None
     own: PrefillRate | None = None
     """As estimated."""
+    told: float | None = None
+    """The fixed part, where its own samples tell it."""
 
 
 class PrefillRates:
@@ -73,6 +89,7 @@ class PrefillRates:
         self.learned: dict[str, PrefillRate] = {}
         """The workers that have a rate."""
         self._workers: dict[str, _Worker] = {}
+        self._number = 0
 
     def rate(self, worker: str) -> PrefillRate | None:
         """The worker's rate; None while it is not learned."""
@@ -87,7 +104,8 @@ class PrefillRates:
         if known is None:
             known = self._workers[worker] = _Worker(deque(maxlen=SAMPLES))
         known.samples.append(_Sample(seconds, pending, uncached, cached))
-        known.since += 1
+        self._number += 1
+        known.since, known.latest = known.since + 1, self._number
         if known.since >= REFRESH and len(known.samples) >= ENOUGH:
             known.since = 0
             self._estimate(known)
@@ -98,10 +116,13 @@ class PrefillRates:
         self.learned.pop(worker, None)
 
     def _estimate(self, changed: _Worker) -> None:
+        oldest = self._number - FORGOTTEN * SAMPLES * len(self._workers)
+        for name in [name for name, known in self._workers.items() if known.latest < oldest]:
+            self.forget(name)
         changed.context = _context(changed.samples, changed.own.fixed if changed.own is not None else 0.0)
         contexts = [known.context for known in self._workers.values() if known.context is not None]
         self.context = median(contexts) if contexts else 0.0
-        changed.own = _fit(changed.samples, self.context)
+        self._fit(changed)
         rates = [known.own for known in self._workers.values() if known.own is not None]
         if not rates:
             return
@@ -112,7 +133,27 @@ class PrefillRates:
         for name, known in self._workers.items():
             own = known.own
             if own is not None:
+                if own.per_token < usual / FASTEST:
+                    own = PrefillRate(usual / FASTEST, own.fixed, own.context)
                 self.learned[name] = shared if abs(own.per_token - usual) <= SAME_SPEED * usual else own
+
+    def _fit(self, changed: _Worker) -> None:
+        """A worker's a and f; what it had where the samples are too small to tell."""
+        points = [(sample.work(self.context), sample.seconds) for sample in changed.samples]
+        slope = _clear(_slopes(points))
+        changed.told = None
+        if slope is not None:
+            changed.told = _within(median(seconds - slope * work for work, seconds in points), FIXED)
+        told = [known.told for known in self._workers.values() if known.told is not None]
+        # All by one way or nearly: of equal workers those of the other way would look faster with long prompts.
+        most = 2 * len(told) >= len(self._workers)
+        usual = median(told) if most else 0.0
+        if most and slope is not None and changed.told is not None:
+            changed.own = PrefillRate(_within(slope, PER_TOKEN), changed.told, self.context)
+            return
+        ratios = [(seconds - usual) / work for work, seconds in points if work >= LEAST_SPREAD]
+        if len(ratios) >= ENOUGH // 2:
+            changed.own = PrefillRate(_within(median(ratios), PER_TOKEN), usual, self.context)
 
 
 def first_byte_seconds(rate: PrefillRate | None, terms: Terms, prompt_tokens: int) -> float | None:
@@ -123,18 +164,13 @@ def first_byte_seconds(rate: PrefillRate | None, terms: Terms, prompt_tokens: in
     return rate.first_byte_seconds(terms.pending_tokens, uncached, max(0.0, prompt_tokens - uncached))
 
 
-def _fit(samples: Sequence[_Sample], context: float) -> PrefillRate | None:
-    """a and f of one worker; None where the samples are too much alike and too small to tell."""
-    points = [(sample.work(context), sample.seconds) for sample in samples]
-    slopes = _slopes(points)
-    if len(slopes) >= ENOUGH // 2:
-        per_token = _within(median(slopes), PER_TOKEN)
-        fixed = _within(median(seconds - per_token * work for work, seconds in points), FIXED)
-        return PrefillRate(per_token, fixed, context)
-    ratios = [seconds / work for work, seconds in points if work >= LEAST_SPREAD]
-    if len(ratios) < ENOUGH // 2:
+def _clear(slopes: Sequence[float]) -> float | None:
+    """The slopes' median; None where they are few, or scatter too much for it to mean something."""
+    if len(slopes) < ENOUGH // 2:
         return None
-    return PrefillRate(_within(median(ratios), PER_TOKEN), 0.0, context)
+    low, middle, high = quantiles(slopes)
+    # The standard error of a median, by the quartiles of a normal distribution.
+    return middle if 0.93 * (high - low) <= CLEAR_ERROR * middle * sqrt(len(slopes)) else None
 
 
 def _context(samples: Sequence[_Sample], fixed: float) -> float | None:
@@ -144,10 +180,9 @@ def _context(samples: Sequence[_Sample], fixed: float) -> float | None:
         if sample.uncached >= LEAST_SPREAD:
             mean_context = sample.cached + sample.uncached / 2
             points.append((mean_context, (sample.seconds - fixed) / (sample.uncached + sample.pending)))
-    slopes = _slopes(points)
-    if len(slopes) < ENOUGH // 2:
+    slope = _clear(_slopes(points))
+    if slope is None:
         return None
-    slope = median(slopes)
     base = median([seconds - slope * mean_context for mean_context, seconds in points])
     return _within(slope / base, CONTEXT) if base > 0 else None
 

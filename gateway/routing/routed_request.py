@@ -22,7 +22,6 @@ class RoutedRequest:
         "_headers",
         "_prompt",
         "_router",
-        "_streamed",
         "_wish",
         "assignment",
         "decided_at",
@@ -39,11 +38,10 @@ class RoutedRequest:
         within: AbstractSet[str] | None = None,
         session: int = NO_SESSION,
         headers: tuple[tuple[bytes, bytes], ...] = (),
-        streamed: bool = False,
         explained: bool = False,
     ) -> None:
         """`adapter`, `only`, `within` and `session` as in `Wish`; `headers` are added to the reply, with `explained`
-        the decision. `streamed`: the client asked for events, so that the first byte comes when prefill is done."""
+        the decision."""
         self.last: Choice | None = None
         """The latest pick; its terms say what was expected of the worker."""
         self.assignment: PoolAssignment | None = None
@@ -54,7 +52,6 @@ class RoutedRequest:
         self._prompt = prompt
         self._wish = Wish(adapter, only, within, session)
         self._headers = headers
-        self._streamed = streamed
         self._explained = explained
         self._attempts = 0
         router.next_request()
@@ -78,7 +75,7 @@ class RoutedRequest:
         headers = self._headers
         if self._explained:
             headers = (*headers, decision_header(choice, router.config.policy))
-        assignment = PoolAssignment(router, choice, self._prompt, headers, streamed=self._streamed)
+        assignment = PoolAssignment(router, choice, self._prompt, headers)
         self.assignment = assignment
         return assignment
 
@@ -111,8 +108,6 @@ class PoolAssignment:
         choice: Choice,
         prompt: Prompt | None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
-        *,
-        streamed: bool = False,
     ) -> None:
         target = choice.worker.target
         self.worker_id = target.uid
@@ -124,7 +119,7 @@ class PoolAssignment:
         self._worker = choice.worker
         self._terms = choice.terms
         self._prompt = prompt
-        self._streamed = streamed
+        self._streamed = False
         self._rate = router.rates.rate(self.worker_id)
         self._booked_at = router.clock()
         self._first_byte_seconds = 0.0
@@ -158,8 +153,8 @@ class PoolAssignment:
         """From the pick to the first byte; None where none came."""
         return self._first_byte_seconds if self._answered else None
 
-    def first_byte(self) -> None:
-        self._answered = True
+    def first_byte(self, *, streamed: bool = True) -> None:
+        self._answered, self._streamed = True, streamed
         self._booking.first_byte()
         router = self._router
         now = router.clock()

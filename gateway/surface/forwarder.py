@@ -285,7 +285,6 @@ class Forwarder:
             within=within,
             session=NO_SESSION if hints.session is None else session_key(tenant.name, hints.session),
             headers=admission.headers(),
-            streamed=fields is not None and fields.get("stream") is True,
             explained=self._config.decision_header and request.header(EXPLAIN_HEADER) == b"1",
         )
         result = await relay(request, body, reply, routed, pool.upstreams or self._upstreams, self._config, edit)

@@ -207,6 +207,7 @@ class CountedAssignment:
     port: int
     host: str = "127.0.0.1"
     first_bytes: int = 0
+    streamed: bool | None = None
     outcomes: list[Outcome] = field(default_factory=list)
 
     @property
@@ -217,9 +218,10 @@ class CountedAssignment:
     def reply_headers(self) -> tuple[tuple[bytes, bytes], ...]:
         return ((b"x-warmroute-worker", self.worker_id.encode()),)
 
-    def first_byte(self) -> None:
+    def first_byte(self, *, streamed: bool = True) -> None:
         assert not self.outcomes, "first byte after close"
         self.first_bytes += 1
+        self.streamed = streamed
 
     def close(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)

@@ -10,12 +10,24 @@ from gateway.entrypoint.sse import FirstDataLine, error_event, is_event_stream
 
 
 def naive(stream: bytes) -> bool:
-    """Whether a line begins with `data:`, by splitting the whole stream into lines."""
-    return any(line.startswith(b"data:") for line in stream.replace(b"\r", b"\n").split(b"\n"))
+    """Whether a line begins with `data:` that no announcement stands before, by splitting the stream into lines."""
+    announced = False
+    for line in stream.replace(b"\r", b"\n").split(b"\n"):
+        if line.startswith(b"event:"):
+            announced = line.removeprefix(b"event:").strip() in {b"response.created", b"response.in_progress"}
+        elif line.startswith(b"data:"):
+            if not announced:
+                return True
+            announced = False
+    return False
 
 
 PIECES = st.sampled_from(
-    [b"data:", b"data", b":", b" ", b"\n", b"\r\n", b"\r", b": ping", b"event: x", b"da", "é".encode()]
+    [
+        *(b"data:", b"data", b":", b" ", b"\n", b"\r\n", b"\r", b": ping", b"event: x", b"da", "é".encode()),
+        *(b"event: response.created\n", b"event:response.in_progress\r\n", b"event: response.create", b"\ndata: {}\n"),
+        b"x" * 70,
+    ]
 )
 
 
@@ -27,6 +39,14 @@ def test_agrees_with_splitting_into_lines_after_every_byte(stream: bytes, data: 
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found = found or scanner.feed(stream[start:end])
         assert found == naive(stream[:end])
+
+
+def test_what_engines_announce_before_the_prompt_is_computed_is_no_first_event() -> None:
+    scanner = FirstDataLine()
+    announced = b'event: response.created\ndata: {"response": {"instructions": "' + b"x" * 5000 + b'"}}\n\n'
+    assert not scanner.feed(announced)
+    assert not scanner.feed(b'event: response.in_progress\r\ndata: {"response": {}}\r\n\r\n: ping\n\n')
+    assert scanner.feed(b"event: response.output_item.added\ndata: {}\n\n")
 
 
 @pytest.mark.parametrize(

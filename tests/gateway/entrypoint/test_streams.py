@@ -21,6 +21,7 @@ from tests.gateway.entrypoint.support import (
     chunk,
     client,
     gateway,
+    plain,
     request,
     run,
     worker,
@@ -104,7 +105,7 @@ def test_events_are_passed_on_as_they_come() -> None:
 
 def test_comments_are_not_held_without_bound() -> None:
     async def main() -> None:
-        comments = b": ping\n\n" * 10_000
+        comments = b": ping\n\n" * 150_000
 
         async def script(link: Link) -> None:
             await link.request()
@@ -115,6 +116,44 @@ def test_comments_are_not_held_without_bound() -> None:
             user.send(request())
             await user.head()
             await asyncio.wait_for(user.reader.readuntil(comments[-1000:]), 5)
+
+    run(main())
+
+
+def test_a_response_that_is_only_announced_has_not_begun() -> None:
+    """Else its prompt would count as computed at once, and a worker that dies in the middle of it could not be
+    replaced."""
+    announced = b'event: response.created\ndata: {"response": {"id": "resp_1"}}\n\n'
+    begun = b"event: response.output_text.delta\ndata: {}\n\n"
+
+    async def dying(link: Link) -> None:
+        await link.request()
+        await link.send(SSE_HEAD + chunk(announced))
+        link.die()
+
+    async def whole(link: Link) -> None:
+        await link.request()
+        await link.send(SSE_HEAD + chunk(announced) + chunk(begun) + LAST_CHUNK)
+
+    async def main() -> None:
+        async with worker(dying) as bad, worker(whole) as good, gateway(bad.port, good.port) as gate:
+            async with gate.client() as user:
+                answer = await user.ask(request())
+            assert answer.body == announced + begun
+            assert [(given.first_bytes, given.streamed) for given in gate.assigner.given] == [(0, None), (1, True)]
+
+    run(main())
+
+
+def test_a_reply_that_is_no_stream_is_not_told_as_one_whatever_the_client_asked_for() -> None:
+    async def script(link: Link) -> None:
+        await link.request()
+        await link.send(plain(b"{}"))
+
+    async def main() -> None:
+        async with worker(script) as engine, gateway(engine.port) as gate, gate.client() as user:
+            await user.ask(request(body=b'{"stream": true}'))
+            assert [given.streamed for given in gate.assigner.given] == [False]
 
     run(main())
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.facts import PrefillRate
-from gateway.routing.rates import CONTEXT, ENOUGH, FIXED, PER_TOKEN, REFRESH, SAMPLES, PrefillRates
+from gateway.routing.rates import CONTEXT, ENOUGH, FASTEST, FIXED, FORGOTTEN, PER_TOKEN, REFRESH, SAMPLES, PrefillRates
 
 MACHINE = PrefillRate(per_token=36e-6, fixed=0.005, context=3.3e-5)
 
@@ -83,6 +83,52 @@ def test_a_slow_worker_is_told_apart_and_equal_ones_are_not() -> None:
     assert slowest is not None
     assert usual is not None
     assert slowest.per_token == pytest.approx(3 * usual.per_token, rel=0.15)
+
+
+@pytest.mark.parametrize(("shortest", "longest", "noise"), [(800, 1500, 0.02), (800, 1500, 0.05), (3000, 4000, 0.1)])
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_workers_stay_equal_where_prompts_are_alike_and_replies_noisy(
+    shortest: int, longest: int, noise: float, seed: int
+) -> None:
+    """Slopes are noise then: taken at their word they made one of eight such workers look a hundred times as fast."""
+    rates, random = PrefillRates(), Random(seed)
+    workers = [f"w{number}" for number in range(8)]
+    for _ in range(2 * SAMPLES):
+        for worker in workers:
+            uncached = random.randint(shortest, longest)
+            seconds = MACHINE.seconds(uncached, 0) + random.expovariate(1 / noise)
+            rates.observe(worker, seconds, pending=0, uncached=uncached, cached=0)
+    learned = [rates.rate(worker) for worker in workers]
+    for tokens in ((shortest + longest) // 2, 50_000):
+        seconds_each = [rate.seconds(tokens, 0) for rate in learned if rate is not None]
+        assert len(seconds_each) == 8
+        assert max(seconds_each) < 1.3 * min(seconds_each)
+
+
+def test_a_worker_whose_replies_are_errors_at_once_is_not_taken_to_be_that_fast() -> None:
+    rates, random = PrefillRates(), Random(6)
+    for _ in range(2 * SAMPLES):
+        for worker in ("a", "b", "c"):
+            observe(rates, worker, MACHINE, random, 1)
+        rates.observe("failing", 0.001, pending=0, uncached=random.randint(100, 30_000), cached=0)
+    failing, usual = rates.rate("failing"), rates.rate("a")
+    assert failing is not None
+    assert usual is not None
+    assert failing.per_token >= usual.per_token / FASTEST
+
+
+def test_a_rate_that_nothing_confirms_any_more_is_forgotten() -> None:
+    rates, random = PrefillRates(), Random(7)
+    slow = PrefillRate(50 * MACHINE.per_token, MACHINE.fixed, MACHINE.context)
+    for _ in range(SAMPLES):
+        observe(rates, "a", MACHINE, random, 1)
+        observe(rates, "slow", slow, random, 1)
+    assert rates.rate("slow") is not None
+    observe(rates, "a", MACHINE, random, 2 * FORGOTTEN * SAMPLES - REFRESH)
+    assert rates.rate("slow") is not None
+    observe(rates, "a", MACHINE, random, 2 * REFRESH)
+    assert rates.rate("slow") is None
+    assert rates.rate("a") is not None
 
 
 def test_a_rate_follows_a_change_and_goes_with_its_worker() -> None:

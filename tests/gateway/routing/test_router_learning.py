@@ -13,15 +13,22 @@ from tests.gateway.routing.support import FINGERPRINT, Pool, prompt
 SLOW_SECONDS_A_TOKEN, FAST_SECONDS_A_TOKEN = 1e-3, 1e-4
 
 
-def assign(pool: Pool, asked: Prompt, only: str | None = None, *, streamed: bool = True) -> PoolAssignment:
-    assignment = RoutedRequest(pool.router, asked, only=only, streamed=streamed).assign(frozenset())
+def assign(pool: Pool, asked: Prompt, only: str | None = None) -> PoolAssignment:
+    assignment = RoutedRequest(pool.router, asked, only=only).assign(frozenset())
     assert assignment is not None
     return assignment
 
 
-def answer(pool: Pool, assignment: PoolAssignment, seconds: float, outcome: Outcome = Outcome.COMPLETED) -> None:
+def answer(
+    pool: Pool,
+    assignment: PoolAssignment,
+    seconds: float,
+    outcome: Outcome = Outcome.COMPLETED,
+    *,
+    streamed: bool = True,
+) -> None:
     pool.now += seconds
-    assignment.first_byte()
+    assignment.first_byte(streamed=streamed)
     pool.now += 0.1
     assignment.close(outcome)
     pool.now += 5
@@ -33,7 +40,7 @@ def teach(pool: Pool, *, streamed: bool = True, outcome: Outcome = Outcome.COMPL
         for name, rate in (("slow", SLOW_SECONDS_A_TOKEN), ("fast", FAST_SECONDS_A_TOKEN)):
             tokens = 600 + 13 * number
             asked = prompt(tokens, 10_000 * (number + 1) + (name == "slow"))
-            answer(pool, assign(pool, asked, name, streamed=streamed), rate * tokens, outcome)
+            answer(pool, assign(pool, asked, name), rate * tokens, outcome, streamed=streamed)
 
 
 def test_streamed_replies_teach_the_rates_and_routing_counts_in_seconds() -> None:
