@@ -43,12 +43,21 @@ def test_a_well_set_engine_has_no_findings() -> None:
         ({}, {"sources": None}, "give --events-endpoint", True),
         ({"index_block_tokens": 48}, {"block": 32}, "--index-block-tokens", True),
         ({"engine": "sglang"}, {}, "--page-size 16", True),
+        ({"ranks": 2}, {}, "give --ranks 1", False),
+        ({"index_block_tokens": 1024}, {"block": 1 << 20}, "at most 4096 tokens", True),
+        ({}, {"sources": {"0": {**SOURCE, "endpoint": "tcp://*"}}}, "Remedy: give --events-endpoint", True),
     ],
 )
 def test_findings_name_the_remedy(config: dict, facts: dict, said: str, blind: bool) -> None:
     (finding,) = profile(config, **facts).findings
     assert said in str(finding)
     assert finding.blind == blind
+
+
+def test_ranks_are_those_that_publish() -> None:
+    sources = {rank: {**SOURCE, "replay_endpoint": "tcp://*:5558"} for rank in ("2", "3")}
+    found = profile(sources=sources, ranks=4)
+    assert [rank.number for rank in found.ranks] == [2, 3]
 
 
 def test_settings_win_over_what_the_engine_says() -> None:
@@ -76,7 +85,10 @@ def test_captured_models_with_adapters() -> None:
     assert found == ("tiny-qwen", "/models/model", {"lora-a": "/models/lora-a", "lora-x": "/models/lora-b"})
 
 
-@pytest.mark.parametrize("answer", [None, {}, {"data": None}, {"data": [5, "x"]}])
+@pytest.mark.parametrize(
+    "answer",
+    [None, {}, {"data": None}, {"data": 5}, {"data": "x"}, {"data": [5, "x", {"id": 5}, {"id": "x" * 257}]}],
+)
 def test_models_of_a_wrong_shape_are_none(answer: object) -> None:
     assert read_models(answer) == ("", "", {})
 
