@@ -38,7 +38,7 @@ class AgentConfig(Section):
     admin_port: Port = Field(8003, description="port of /healthz, /readyz, /metrics")
     index_block_tokens: int = Field(DEFAULT_INDEX_BLOCK_TOKENS, ge=16, le=1024, description="tokens in an index block")
     engine_block_tokens: int | None = Field(
-        None, ge=1, le=65_536, description="tokens in one of the engine's KV blocks; as the engine says when left out"
+        None, ge=1, le=4096, description="tokens in one of the engine's KV blocks; as the engine says when left out"
     )
     cache_tokens: int | None = Field(
         None, ge=1, description="tokens that one rank's cache holds on the device; as the engine says when left out"

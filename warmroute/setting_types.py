@@ -45,7 +45,7 @@ def _check_http_url(value: str) -> str:
     """http://host:port or https://host:port, perhaps with a path before the API's own."""
     parts = urlsplit(value)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise ValueError("give http://host:port, without user, query or fragment")
+        raise ValueError("give http://host:port or https://host:port, without user, query or fragment")
     _ = parts.port  # raises ValueError for a port that is none
     return value.rstrip("/")
 

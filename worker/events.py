@@ -60,10 +60,10 @@ class BlocksStored(NamedTuple):
 
 
 class BlocksRemoved(NamedTuple):
-    """`BlockRemoved` for several blocks, in any relation."""
+    """`BlockRemoved` for several blocks, in any relation. Without a tier all copies are gone, wherever they were."""
 
     block_hashes: Sequence[BlockHash]
-    tier: Tier = "device"
+    tier: Tier | None = "device"
 
 
 @dataclass(frozen=True, slots=True)

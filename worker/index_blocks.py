@@ -110,6 +110,9 @@ class IndexBlocks:
         cleared = False
         for event in events:
             match event:
+                case BlocksRemoved(block_hashes, None):
+                    for block_hash in block_hashes:
+                        self._vanished(block_hash)
                 case BlocksStored() | BlocksRemoved() | BlockStored() | BlockRemoved():
                     if event.tier in self._changes:
                         self._apply(event)
@@ -139,7 +142,7 @@ class IndexBlocks:
         match event:
             case BlocksStored():
                 self._stored(event)
-            case BlocksRemoved(block_hashes, tier):
+            case BlocksRemoved(block_hashes, tier) if tier is not None:
                 for block_hash in block_hashes:
                     self._removed(block_hash, tier)
             case BlockStored(block_hash, parent, token_ids, salt, adapter, tier):
@@ -160,7 +163,8 @@ class IndexBlocks:
         if not run.token_ids:
             self._stored_again(run)
             return
-        if len(run.token_ids) != len(hashes) * self.engine_block_tokens:
+        whole = len(run.token_ids) == len(hashes) * self.engine_block_tokens
+        if not whole or (run.extras is not None and len(run.extras) != len(hashes)):
             self.skipped += len(hashes)
             return
         previous: Node | None = None
@@ -266,6 +270,19 @@ class IndexBlocks:
             return
         self._take_copies(node, tier, 1)
 
+    def _vanished(self, block_hash: BlockHash) -> None:
+        node = self._nodes.get(block_hash)
+        if node is None or not (node.device or node.host):
+            self.skipped += 1
+            return
+        self._take_all(node)
+
+    def _take_all(self, node: Node) -> None:
+        if node.device:
+            self._take_copies(node, "device", node.device)
+        if node.host:
+            self._take_copies(node, "host", node.host)
+
     def _take_copies(self, node: Node, tier: Tier, number: int) -> None:
         if tier == "device":
             node.device -= number
@@ -334,10 +351,7 @@ class IndexBlocks:
 
     def _forget_adapter(self, adapter: str) -> None:
         for node in [node for node in self._nodes.values() if node.adapter == adapter]:
-            if node.device:
-                self._take_copies(node, "device", node.device)
-            if node.host:
-                self._take_copies(node, "host", node.host)
+            self._take_all(node)
 
     def _copied(self, tier: Tier, *, at_least: int) -> Iterator[Node]:
         """Nodes with so many copies, those stored first ahead; a copy of the list, so they may be removed meanwhile."""

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from agent_panels import AGENT_PANELS
 from panels import COLUMNS, NAMESPACE, POOL, Panel, quantile, quantiles, rate, series, share, stat, variable
 from routing_panels import ROUTING_PANELS
 from tenant_panels import TENANT_PANELS
@@ -319,6 +320,7 @@ ROWS = (
     ("Workers", WORKER_PANELS),
     ("Index in the gateways", MIRROR_PANELS),
     ("Indexer", INDEXER_PANELS),
+    ("Agents", AGENT_PANELS),
     ("Engines", ENGINE_PANELS),
 )
 

@@ -1,7 +1,7 @@
 """Write the fields of the configuration model into the chart's values.schema.json: python deploy/helm/schema.py
 
-`gateway.config`, `indexer.config` and `pool.builtin.config` in the values take any field of their section except those
-that the chart sets itself; so a misspelt one is refused by helm, not by a pod that will not start.
+`gateway.config`, `indexer.config`, `pool.builtin.config` and `pool.agent.config` in the values take any field of their
+section except those that the chart sets itself; so a misspelt one is refused by helm, not by a pod that will not start.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from warmroute.agent_config import AgentConfig
 from warmroute.config import GatewayConfig, IndexerConfig, WorkerConfig
 
 SCHEMA = Path(__file__).parent / "warmroute" / "values.schema.json"
 
 LISTENING = {"host", "port", "admin_host", "admin_port"}
+IDENTITY = {"advertise_address", "worker_id", "indexer", "pool", "model", "model_path", "index_block_tokens"}
 SECTIONS: dict[str, tuple[type[BaseModel], set[str]]] = {
     "gatewayConfig": (GatewayConfig, LISTENING | {"indexers", "pools", "drain_seconds"}),
     "indexerConfig": (IndexerConfig, LISTENING),
-    "workerConfig": (
-        WorkerConfig,
-        LISTENING | {"advertise_address", "worker_id", "indexer", "pool", "model", "model_path", "index_block_tokens"},
+    "workerConfig": (WorkerConfig, LISTENING | IDENTITY),
+    "agentConfig": (
+        AgentConfig,
+        {"admin_host", "admin_port", "engine", "engine_url", "engine_key_file"} | IDENTITY,
     ),
 }
 """By definition: the model, and the fields that the chart's templates own."""

@@ -106,9 +106,9 @@ class Sight:
             if predicted and blocks < (expected := predicted.get(uid, 0)):
                 blocks = expected
             if blocks:
-                # An engine computes at least the prompt's last token: a hit ends at the last engine block before it.
+                # An engine computes at least the prompt's last token, and takes whole blocks of its own from the cache.
                 engine_block = 1 if worker.facts is None else worker.facts.engine_block_tokens
-                matched = min(blocks * size, (tokens - 1) // engine_block * engine_block)
+                matched = min(blocks * size, tokens - 1) // engine_block * engine_block
                 host = min(host_blocks * size, matched) if host_blocks else 0
             matches.append(match)
             # By position: names cost a third more, a worker.

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from warmroute.config import Config
+from warmroute.agent_config import AgentConfig
+from warmroute.config import Config, WorkerConfig
 
 Document = dict[str, Any]
 Manifests = Callable[..., list[Document]]
@@ -22,14 +23,35 @@ Render = Callable[..., subprocess.CompletedProcess[str]]
 CLAIM = {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
 VALUE_SETS: dict[str, Document] = {
     "default": {},
-    "vllm": {"pool": {"engine": "vllm", "vllm": {"model": "Qwen/Qwen3-8B", "args": ["--max-model-len=32768"]}}},
-    "vllm-volume-agent": {
+    "vllm": {"pool": {"engine": "vllm", "server": {"model": "Qwen/Qwen3-8B", "args": ["--max-model-len=32768"]}}},
+    "vllm-volume": {
         "pool": {
             "engine": "vllm",
             "modelFiles": {"volume": CLAIM, "path": "Qwen3-8B"},
             "gpu": {"count": 2},
-            "vllm": {"agent": {"enabled": True}, "huggingFaceToken": {"secret": "hub"}, "cacheVolume": CLAIM},
+            "server": {"huggingFaceToken": {"secret": "hub"}, "cacheVolume": CLAIM},
+            "agent": {"config": {"host_cache_tokens": 1_000_000}},
         }
+    },
+    "sglang": {
+        "pool": {
+            "engine": "sglang",
+            "modelFiles": {"volume": CLAIM},
+            "server": {"image": "sglang:test", "args": ["--tp-size=2"]},
+            "engineKey": {"existingSecret": "engines"},
+        }
+    },
+    "tensorrt-llm": {
+        "pool": {
+            "engine": "tensorrt-llm",
+            "modelFiles": {"volume": CLAIM},
+            "server": {"image": "trt:test", "options": {"kv_cache_config": {"free_gpu_memory_fraction": 0.8}}},
+            "agent": {"config": {"cache_tokens": 500_000}},
+        }
+    },
+    "external": {
+        "pool": {"engine": "external", "external": {"selector": "app=my-vllm,tier=gpu"}},
+        "monitoring": {"podMonitor": {"enabled": True}},
     },
     "gpu": {"pool": {"gpu": {"count": 1}, "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}},
     "external-redis": {"redis": {"enabled": False, "externalUrl": "rediss://:secret@redis.example.com:6380/0"}},
@@ -58,7 +80,7 @@ VALUE_SETS: dict[str, Document] = {
     },
     "files": {
         "gateway": {"tls": {"existingSecret": "public"}, "config": {"processes": 2}},
-        "pool": {"engine": "vllm", "vllm": {"model": "Qwen/Qwen3-8B"}, "engineKey": {"existingSecret": "engines"}},
+        "pool": {"engine": "vllm", "server": {"model": "Qwen/Qwen3-8B"}, "engineKey": {"existingSecret": "engines"}},
     },
     "single": {"gateway": {"replicas": 1}, "indexer": {"replicas": 1}, "pool": {"replicas": 1, "drainSeconds": 0}},
 }
@@ -83,6 +105,11 @@ def containers(documents: list[Document]) -> Iterator[Document]:
 def config_of(documents: list[Document]) -> Config:
     text = of_kind(documents, "ConfigMap")["warm-warmroute-config"]["data"]["config.yaml"]
     return Config.model_validate(yaml.safe_load(text))
+
+
+def publishes(config: Config) -> WorkerConfig | AgentConfig:
+    """The section of what publishes: the built-in worker's, or the agent's."""
+    return config.agent if "agent" in config.model_fields_set else config.worker
 
 
 def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
@@ -120,16 +147,21 @@ def test_the_configuration_is_valid_and_finds_the_workers(values: Document, mani
     assert pool.kubernetes.namespace == "llm"
     selector = dict(term.split("=") for term in pool.kubernetes.selector.split(","))
     found = [name for name, item in pod_specs(documents).items() if matches(selector, item["metadata"]["labels"])]
-    assert found == ["worker"]
-    engine, *_ = pod_specs(documents)["worker"]["spec"]["containers"]
-    assert {"name": "http", "containerPort": pool.kubernetes.port} in engine["ports"]
-    assert config.worker.pool == pool.name
-    assert config.worker.model == pool.model
-    mounted = values.get("pool", {}).get("modelFiles", {}).get("volume")
-    assert pool.model_path == (config.worker.model_path if mounted else None)
+    indexers = list(config.gateway.indexers)
+    if values.get("pool", {}).get("engine") == "external":
+        assert (found, selector, pool.kubernetes.port) == ([], {"app": "my-vllm", "tier": "gpu"}, 8000)
+    else:
+        assert found == ["worker"]
+        engine, *_ = pod_specs(documents)["worker"]["spec"]["containers"]
+        assert {"name": "http", "containerPort": pool.kubernetes.port} in engine["ports"]
+        publisher = publishes(config)
+        assert (publisher.pool, publisher.model) == (pool.name, pool.model)
+        mounted = values.get("pool", {}).get("modelFiles", {}).get("volume")
+        assert pool.model_path == (publisher.model_path if mounted else None)
+        assert publisher.indexer is not None
+        indexers.append(publisher.indexer)
     services = of_kind(documents, "Service")
-    for address in (*config.gateway.indexers, config.worker.indexer):
-        assert address is not None
+    for address in indexers:
         name, port = address.split(":")
         assert [entry["port"] for entry in services[name]["spec"]["ports"]] == [int(port)]
 
@@ -238,15 +270,16 @@ def test_the_grace_period_covers_prestop_and_drain(values: Document, manifests: 
             assert grace > sleep + drain.get(component, 0)
 
 
-def test_a_worker_knows_itself_as_discovery_does(manifests: Manifests) -> None:
-    (worker,) = pod_specs(manifests())["worker"]["spec"]["containers"]
-    names = [entry["name"] for entry in worker["env"]]
-    env = {entry["name"]: entry for entry in worker["env"]}
-    assert env["WARMROUTE_WORKER_WORKER_ID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.uid"
+@pytest.mark.parametrize(("values", "section"), [("default", "WORKER"), ("vllm", "AGENT")])
+def test_a_worker_knows_itself_as_discovery_does(values: str, section: str, manifests: Manifests) -> None:
+    *_, publisher = pod_specs(manifests(VALUE_SETS[values]))["worker"]["spec"]["containers"]
+    names = [entry["name"] for entry in publisher["env"]]
+    env = {entry["name"]: entry for entry in publisher["env"]}
+    assert env[f"WARMROUTE_{section}_WORKER_ID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.uid"
     assert env["POD_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
-    assert env["WARMROUTE_WORKER_ADVERTISE_ADDRESS"]["value"] == "$(POD_IP):8100"
+    assert env[f"WARMROUTE_{section}_ADVERTISE_ADDRESS"]["value"] == "$(POD_IP):8100"
     # Kubernetes expands $(POD_IP) only from variables that stand before.
-    assert names.index("POD_IP") < names.index("WARMROUTE_WORKER_ADVERTISE_ADDRESS")
+    assert names.index("POD_IP") < names.index(f"WARMROUTE_{section}_ADVERTISE_ADDRESS")
 
 
 def test_redis_is_the_index_and_never_evicts(manifests: Manifests) -> None:
@@ -295,28 +328,10 @@ def test_large_numbers_survive_helm(manifests: Manifests) -> None:
     assert config.worker.kv_cache_tokens == 65_536
 
 
-def test_vllm_publishes_events_and_asks_for_its_gpus(manifests: Manifests) -> None:
-    documents = manifests(VALUE_SETS["vllm-volume-agent"])
-    engine, agent = pod_specs(documents)["worker"]["spec"]["containers"]
-    assert engine["resources"]["limits"]["nvidia.com/gpu"] == 2
-    assert engine["args"][engine["args"].index("--model") + 1] == "/models/Qwen3-8B"
-    events = json.loads(engine["args"][engine["args"].index("--kv-events-config") + 1])
-    assert events["enable_kv_cache_events"] is True
-    assert events["endpoint"].endswith(":5557")
-    assert agent["args"][0] == "agent"
-    assert "nvidia.com/gpu" not in agent["resources"]["limits"]
-    assert str(config_of(documents).gateway.pools[0].model_path) == "/models/Qwen3-8B"
-
-
 def test_the_built_in_model_is_where_the_image_has_it(manifests: Manifests, root: Path) -> None:
     folder = str(config_of(manifests()).worker.model_path)
     assert f'"{folder}"' in (root / "deploy" / "Dockerfile").read_text()
     assert config_of(manifests(VALUE_SETS["vllm"])).gateway.pools[0].model_path is None
-
-
-def test_the_agent_is_off_unless_asked_for(manifests: Manifests) -> None:
-    (engine,) = pod_specs(manifests(VALUE_SETS["vllm"]))["worker"]["spec"]["containers"]
-    assert engine["name"] == "vllm"
 
 
 def test_budgets_only_where_more_than_one_runs(manifests: Manifests) -> None:

@@ -9,13 +9,13 @@ from tests.deploy.test_chart import Manifests, config_of, of_kind, pod_specs
 
 VALUES: dict[str, Any] = {
     "gateway": {"tls": {"existingSecret": "public"}},
-    "pool": {"engine": "vllm", "vllm": {"model": "x/y"}, "engineKey": {"existingSecret": "engines", "key": "mine"}},
+    "pool": {"engine": "vllm", "server": {"model": "x/y"}, "engineKey": {"existingSecret": "engines", "key": "mine"}},
 }
 
 
-def held(spec: dict[str, Any], name: str) -> tuple[str, dict[str, str]]:
+def held(spec: dict[str, Any], name: str, container: int = 0) -> tuple[str, dict[str, str]]:
     """The Secret behind a volume, and its keys by path in the container."""
-    (mount,) = (mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == name)
+    (mount,) = (mount for mount in spec["containers"][container]["volumeMounts"] if mount["name"] == name)
     (volume,) = (volume["secret"] for volume in spec["volumes"] if volume["name"] == name)
     folder = PurePosixPath(mount["mountPath"])
     return volume["secretName"], {str(folder / item["path"]): item["key"] for item in volume["items"]}
@@ -33,7 +33,7 @@ def test_the_certificate_is_where_the_gateway_reads_it(manifests: Manifests) -> 
     assert port["appProtocol"] == "https"
 
 
-def test_the_gateway_shows_the_key_that_vllm_asks_for(manifests: Manifests) -> None:
+def test_gateway_and_agent_show_the_key_that_vllm_asks_for(manifests: Manifests) -> None:
     documents = manifests(VALUES)
     specs = pod_specs(documents)
     (pool,) = config_of(documents).gateway.pools
@@ -41,6 +41,8 @@ def test_the_gateway_shows_the_key_that_vllm_asks_for(manifests: Manifests) -> N
     engine, *_ = specs["worker"]["spec"]["containers"]
     (key,) = (entry["valueFrom"] for entry in engine["env"] if entry["name"] == "VLLM_API_KEY")
     assert key == {"secretKeyRef": {"name": "engines", "key": "mine"}}
+    named = config_of(documents).agent.engine_key_file
+    assert held(specs["worker"]["spec"], "engine-key", container=1) == ("engines", {str(named): "mine"})
 
 
 def test_by_default_there_is_neither(manifests: Manifests) -> None:

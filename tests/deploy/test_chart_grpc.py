@@ -47,7 +47,7 @@ def test_every_part_gets_the_files_that_its_settings_name(part: str, manifests: 
 
 
 def test_the_agent_beside_vllm_gets_them_and_vllm_does_not(manifests: Manifests) -> None:
-    vllm = {"pool": {"engine": "vllm", "vllm": {"model": "m", "agent": {"enabled": True}}}}
+    vllm = {"pool": {"engine": "vllm", "server": {"model": "m"}}}
     spec = pod_specs(manifests({**VALUES, **vllm}))["worker"]["spec"]
     mounts = {item["name"]: {mount["name"] for mount in item["volumeMounts"]} for item in spec["containers"]}
     assert "grpc" in mounts["agent"]

@@ -27,14 +27,28 @@ Render = Callable[..., subprocess.CompletedProcess[str]]
         ({"gateway": {"config": {"pools": []}}}, "pools"),
         ({"indexer": {"config": {"port": 1}}}, "port"),
         ({"pool": {"builtin": {"config": {"worker_id": "x"}}}}, "worker_id"),
-        ({"pool": {"engine": "sglang"}}, "engine"),
+        ({"pool": {"engine": "sgl"}}, "engine"),
+        ({"pool": {"agent": {"config": {"engine_url": "http://x"}}}}, "engine_url"),
+        ({"pool": {"agent": {"config": {"load_interval_seconds": 0}}}}, "load_interval_seconds"),
         ({"pool": {"name": "Not A Label"}}, "name"),
         ({"pool": {"modelFiles": {"volume": {"emptyDir": {}, "hostPath": {}}}}}, "volume"),
         ({"pool": {"gpu": {"counts": 1}}}, "counts"),
         ({"monitoring": {"podMonitor": {"enabled": "yes"}}}, "enabled"),
         ({"redis": {"enabled": False}}, "redis.externalUrl"),
         ({"redis": {"externalUrl": "http://redis"}}, "externalUrl"),
-        ({"pool": {"engine": "vllm"}}, "pool.vllm.model"),
+        ({"pool": {"engine": "vllm"}}, "pool.server.model"),
+        ({"pool": {"engine": "sglang", "server": {"model": "a/b"}}}, "pool.server.image"),
+        ({"pool": {"engine": "external"}}, "pool.external.selector"),
+        (
+            {
+                "pool": {
+                    "engine": "tensorrt-llm",
+                    "server": {"image": "x", "model": "a/b"},
+                    "engineKey": {"existingSecret": "x"},
+                }
+            },
+            "pool.engineKey",
+        ),
     ],
 )
 def test_mistaken_values_are_refused_by_name(values: Document, complaint: str, template: Render) -> None:
@@ -95,13 +109,20 @@ def test_the_schema_knows_exactly_the_values(chart: Path) -> None:
     names(schema, yaml.safe_load((chart / "values.yaml").read_text()), "")
 
 
-def test_notes_say_what_to_try_and_what_is_missing(helm: Render, chart: Path) -> None:
-    result = helm("install", "warm", str(chart), "--dry-run=client", "--set", "pool.engine=vllm,pool.vllm.model=a/b")
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ("pool.engine=builtin", "2 builtin worker(s)"),
+        ("pool.engine=vllm,pool.server.model=a/b", "http://127.0.0.1:8003/readyz"),
+        ("pool.engine=external,pool.external.selector=app=x", "needs `warmroute agent` beside its engine"),
+    ],
+)
+def test_notes_say_what_to_try_and_what_is_missing(values: str, said: str, helm: Render, chart: Path) -> None:
+    result = helm("install", "warm", str(chart), "--dry-run=client", "--set", values)
     assert result.returncode == 0, result.stderr
     notes = result.stdout.partition("NOTES:")[2]
+    assert said in notes
     assert "curl -i http://127.0.0.1:8000/v1/chat/completions" in notes
-    assert "`warmroute agent`" in notes
-    assert "routes by load alone" in notes
     body = re.search(r"-d '(\{.*\})'", notes)
     assert body is not None
     assert json.loads(body[1])["model"] == "smollm2-135m-instruct"

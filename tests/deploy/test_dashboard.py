@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from warmroute.indexer_metrics import IndexerMetrics
 from warmroute.metrics import GatewayMetrics
-from warmroute.worker_metrics import WorkerMetrics
+from warmroute.worker_metrics import AgentMetrics, WorkerMetrics
 
 ENGINE_LABELS = {"model_name"}
 ENGINE_METRICS = {
@@ -45,7 +45,7 @@ Promtool = Callable[..., subprocess.CompletedProcess[str]]
 def declared() -> dict[str, set[str]]:
     """Every series name that the product can expose, with its labels."""
     registry = CollectorRegistry()
-    owners = [GatewayMetrics(registry), IndexerMetrics(registry), WorkerMetrics(registry)]
+    owners = [GatewayMetrics(registry), IndexerMetrics(registry), WorkerMetrics(registry), AgentMetrics(registry)]
     collectors = [collector for owner in owners for collector in vars(owner).values()]
     series = dict.fromkeys(ENGINE_METRICS, ENGINE_LABELS | {"le"})
     for collector in collectors:
@@ -228,6 +228,23 @@ SERIES += [scraped("indexer-b", "warmroute_indexer_ledger_up", "0+0x20")]
 SERIES += [scraped("indexer-a", "warmroute_indexer_refusals_total", "0+60x20", reason="aborted")]
 SERIES += [scraped("indexer-b", "warmroute_indexer_refusals_total", "0+60x20", reason="aborted")]
 SERIES += [scraped(f"worker-{n}", "warmroute_worker_unpublished_seconds", f"{20 * n}+0x20") for n in (1, 2, 3)]
+AGENTS = [
+    entry
+    for n in (1, 2, 3)
+    for entry in (
+        scraped(f"worker-{n}", "warmroute_agent_approximate", f"{int(n == 1)}+0x40"),
+        scraped(f"worker-{n}", "warmroute_agent_engine_up", f"{int(n != 2)}+0x40"),
+        scraped(f"worker-{n}", "warmroute_agent_events_total", "0+600x40", rank="0", what="batches"),
+        scraped(f"worker-{n}", "warmroute_agent_events_total", f"0+{60 * (n != 3)}x40", rank="1", what="lost"),
+        scraped(
+            f"worker-{n}", "warmroute_agent_ignored_blocks_total", f"0+{60 * (n == 3)}x40", reason="size", rank="0"
+        ),
+        scraped(f"worker-{n}", "warmroute_worker_orphaned_blocks_total", f"0+{120 * (n == 2)}x40", rank="0"),
+        scraped(f"worker-{n}", "warmroute_worker_overfull_blocks_total", f"0+{60 * (n != 2)}x40", rank="0"),
+        scraped(f"worker-{n}", "warmroute_agent_scrape_failures_total", f"0+{60 * (n == 1)}x40"),
+    )
+]
+"""Each agent's own: the first is blind, the second's engine is down, and every one loses something."""
 FIGURES: list[tuple[str, int, list[tuple[str, float]]]] = [
     ("Workers ready", 0, [("{}", 3)]),
     ("Workers by state", 0, [('{state="ready"}', 3)]),
@@ -241,6 +258,15 @@ FIGURES: list[tuple[str, int, list[tuple[str, float]]]] = [
     ("Keys left out of the mirror", 0, [('{pool="main"}', 70)]),
     ("Host tier in the mirror", 0, [('{pool="main"}', 0)]),
     ("Publication lag", 0, [(f'{{namespace="llm", pod="worker-{n}", pool="main"}}', 20 * n) for n in (1, 2, 3)]),
+    ("Engines by what their agents see", 0, [("{}", 2)]),
+    ("Engines by what their agents see", 1, [("{}", 1)]),
+    ("Engines by what their agents see", 2, [("{}", 1)]),
+    ("Event messages", 0, [('{what="batches"}', 30)]),
+    ("Event messages that went wrong", 0, [('{what="lost"}', 2)]),
+    ("Blocks that the index does not have", 0, [("{}", 2)]),
+    ("Blocks that the index does not have", 1, [("{}", 2)]),
+    ("Blocks of no use to the index", 0, [('{reason="size"}', 1)]),
+    ("Failed readings of engines' metrics", 0, [(f'{{pod="worker-{n}"}}', int(n == 1)) for n in (1, 2, 3)]),
     ("Bookings of all gateways known", 0, [('{pool="main"}', 0)]),
     ("Other gateways known", 0, [('{pool="main"}', 0)]),
     ("Other gateways known", 1, [('{pool="main"}', 1)]),
@@ -279,7 +305,7 @@ def test_two_gateways_multiply_nothing(dashboard: dict[str, Any], promtool: Prom
         expected = [{"labels": labels, "value": round(value, 4)} for labels, value in samples]
         tests.append({"expr": approximately(expression), "eval_time": "15m", "exp_samples": expected})
     path = tmp_path / "test.yaml"
-    group = {"interval": "1m", "input_series": SERIES, "promql_expr_test": tests}
+    group = {"interval": "1m", "input_series": SERIES + AGENTS, "promql_expr_test": tests}
     path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [group]}))
     result = promtool("test", "rules", str(path))
     assert result.returncode == 0, result.stdout + result.stderr
@@ -306,6 +332,11 @@ FIRING = {
     "WarmrouteWorkersUnjoined": (15, "2"),
     "WarmrouteWorkersUnreported": (10, "1"),
     "WarmrouteNoReadyWorker": (2, ""),
+    "WarmrouteEnginesGuessed": (10, "1"),
+    "WarmrouteEngineEventsLost": (6, "2"),
+    "WarmrouteOrphanedBlocks": (40, "1"),
+    "WarmrouteOverfullBlocks": (32, "2"),
+    "WarmrouteBlockSize": (6, "1"),
 }
 """By rule: the minute at which it fires on SERIES with no worker ready, and the value that its summary shows."""
 HEALTHY = [
@@ -320,13 +351,20 @@ HEALTHY = [
     scraped("indexer-a", "warmroute_indexer_ledger_up", "1x5 0x0 1x20"),
     scraped("worker-1", "warmroute_worker_unpublished_seconds", "0x5 60x1 0x20"),
     scraped("worker-2", "warmroute_worker_unpublished_seconds", "30+0x20"),
+    # An agent that sees all, but for a message lost once and blocks orphaned for some minutes after its start.
+    scraped("worker-1", "warmroute_agent_approximate", "0+0x60"),
+    scraped("worker-1", "warmroute_agent_events_total", "0x5 1x55", rank="0", what="lost"),
+    scraped("worker-1", "warmroute_agent_events_total", "0+600x60", rank="0", what="gaps"),
+    scraped("worker-1", "warmroute_agent_ignored_blocks_total", "0+600x60", rank="0", reason="group"),
+    scraped("worker-1", "warmroute_worker_orphaned_blocks_total", "0+600x5 3000x55", rank="0"),
+    scraped("worker-1", "warmroute_worker_overfull_blocks_total", "0+0x60", rank="0"),
 ]
 
 
 def test_alerts_fire_on_their_condition_and_name_the_pool(promtool: Promtool, tmp_path: Path, root: Path) -> None:
     by_name = {rule["alert"]: rule for rule in rules(root)}
     gone = [scraped(pod, "warmroute_gateway_workers", "0+0x20", state="ready") for pod in GATEWAYS]
-    troubled = [entry for entry in SERIES if "gateway_workers" not in entry["series"]] + gone
+    troubled = [entry for entry in SERIES if "gateway_workers" not in entry["series"]] + gone + AGENTS
     firing = []
     for name, (minute, value) in FIRING.items():
         expected = [alert(by_name[name], value)]
@@ -334,7 +372,7 @@ def test_alerts_fire_on_their_condition_and_name_the_pool(promtool: Promtool, tm
         if minute < 15:  # the others' rates need samples first
             firing.append({"alertname": name, "eval_time": f"{minute - 1}m", "exp_alerts": []})
     quiet = [
-        {"alertname": name, "eval_time": f"{minute}m", "exp_alerts": []} for name in by_name for minute in range(1, 20)
+        {"alertname": name, "eval_time": f"{minute}m", "exp_alerts": []} for name in by_name for minute in range(1, 60)
     ]
     path = tmp_path / "test.yaml"
     document = {

@@ -83,6 +83,7 @@ class Agent:
             "engine": "running" if self.monitor.up else self.monitor.trouble,
             "index": {worker.publisher.identity.worker_id: _index_state(worker) for worker in self.workers},
             "events": "approximate" if self._approximate(self.profile) else "exact",
+            "troubles": [worker.source.trouble for worker in self.workers if worker.source and worker.source.trouble],
             "findings": [str(finding) for finding in self.profile.findings],
         }
 
@@ -134,9 +135,10 @@ class Agent:
                 for worker in self.workers:
                     tasks.create_task(worker.publisher.run())
                 if not profile.blind:
-                    for source in profile.sources:
-                        if source.rank < len(self.workers):
-                            tasks.create_task(self.workers[source.rank].attach(source, context).run())
+                    sources = {source.rank: source for source in profile.sources}
+                    for worker in self.workers:
+                        if worker.rank in sources:
+                            tasks.create_task(worker.attach(sources[worker.rank], context).run())
                     if self._config.engine == "tensorrt-llm" and not profile.sources:
                         tasks.create_task(self.monitor.drain())
                 tasks.create_task(self.monitor.run())
@@ -159,6 +161,11 @@ def _key(config: AgentConfig) -> str | None:
     if config.engine_key_file is None:
         return None
     try:
-        return config.engine_key_file.read_text(encoding="utf-8").strip()
+        key = config.engine_key_file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"agent.engine_key_file: {config.engine_key_file} cannot be read: {error}") from error
+    if not key or not key.isascii() or not key.isprintable():
+        raise StartupError(
+            f"agent.engine_key_file: {config.engine_key_file} must hold one line of ASCII, the key alone"
+        )
+    return key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -11,6 +11,11 @@ import orjson
 
 # An answer of an engine that is longer is none that is meant here.
 MOST_BYTES: Final = 64 * 1024 * 1024
+REMEDIES: Final[Mapping[int, str]] = {
+    401: ": give --engine-key-file with the key that it wants",
+    403: ": give --engine-key-file with the key that it wants",
+    404: ": --engine and --engine-url (without /v1) must be the engine's",
+}
 
 
 class EngineError(Exception):
@@ -46,7 +51,8 @@ class EngineClient:
         try:
             async with self._session.request(method, f"{self.url}{path}", allow_redirects=False) as response:
                 if response.status != 200:
-                    raise EngineError(f"{self.url}{path} answers {response.status}", status=response.status)
+                    remedy = REMEDIES.get(response.status, "")
+                    raise EngineError(f"{self.url}{path} answers {response.status}{remedy}", status=response.status)
                 body = bytearray()
                 async for chunk in response.content.iter_any():
                     body += chunk

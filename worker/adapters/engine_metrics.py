@@ -10,11 +10,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from worker.adapters.numbers import count
 from worker.events import EngineLoad
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ _RANK_LABELS: Final = ("engine", "dp_rank", "rank")
 # Of the mean of uncached tokens a request: older ones count half as much after so many newer ones.
 _MEAN_REQUESTS: Final = 256
 _MOST_RANKS: Final = 1024
+# 256 ranks with some dozen each; what is more would hold up the loop that reads events.
+_MOST_LINES: Final = 8192
 
 
 @dataclass(slots=True)
@@ -106,22 +110,22 @@ class MetricsReader:
         samples: dict[str, dict[int, float]] = {}
         scrape = Scrape()
         for sample in self._samples(text):
+            rank = _rank(sample.labels)
+            if not math.isfinite(sample.value) or rank >= _MOST_RANKS:
+                continue
             if sample.name in START:
                 scrape.started_at = sample.value
             elif sample.name in CONFIG:
-                facts = scrape.facts.setdefault(_rank(sample.labels), EngineFacts())
-                _read_config(facts, sample.labels)
-            elif math.isfinite(sample.value):
+                _read_config(scrape.facts.setdefault(rank, EngineFacts()), sample.labels)
+            else:
                 by_rank = samples.setdefault(sample.name, {})
-                rank = _rank(sample.labels)
-                if rank in by_rank or len(by_rank) < _MOST_RANKS:
-                    by_rank[rank] = by_rank.get(rank, 0.0) + sample.value
+                by_rank[rank] = by_rank.get(rank, 0.0) + sample.value
         for rank in {rank for by_rank in samples.values() for rank in by_rank}:
             self._read_rank(rank, partial(_first, samples, rank), scrape)
         for rank, block in _all(samples, PAGE):
-            scrape.facts.setdefault(rank, EngineFacts()).block_tokens = int(block)
+            scrape.facts.setdefault(rank, EngineFacts()).block_tokens = count(block) or None
         for rank, tokens in _all(samples, CAPACITY):
-            scrape.facts.setdefault(rank, EngineFacts()).cache_tokens = int(tokens)
+            scrape.facts.setdefault(rank, EngineFacts()).cache_tokens = count(tokens) or None
         for what, names in (("running requests", RUNNING), ("waiting requests", WAITING), ("cache use", USAGE)):
             if not any(name in samples for name in names):
                 self._say_once(what, names)
@@ -138,18 +142,18 @@ class MetricsReader:
             computed = None if prompt is None else prompt - (get(CACHED) or 0.0)
         if computed is not None and requests is not None:
             uncached.update(computed, requests)
-        waiting_requests = max(0, int(waiting or 0))
+        waiting_requests = count(waiting)
         scrape.loads[rank] = EngineLoad(
-            running_requests=max(0, int(running or 0)),
+            running_requests=count(running),
             waiting_requests=waiting_requests,
-            waiting_tokens=int(waiting_requests * uncached.mean),
+            waiting_tokens=count(waiting_requests * uncached.mean),
             kv_cache_usage=min(1.0, max(0.0, usage or 0.0)),
         )
 
     def _samples(self, text: str) -> Iterator[Sample]:
         """Samples of wanted names alone: parsing all of an engine's metrics takes ten times as long."""
-        lines = [line for line in text.splitlines() if line.startswith(_WANTED)]
-        for line in lines:
+        wanted = (line for line in text.splitlines() if line.startswith(_WANTED))
+        for line in islice(wanted, _MOST_LINES):
             try:
                 for family in text_string_to_metric_families(line + "\n"):
                     yield from family.samples
@@ -165,7 +169,7 @@ class MetricsReader:
 def _rank(labels: Mapping[str, str]) -> int:
     for label in _RANK_LABELS:
         if (value := labels.get(label, "")).isdigit():
-            return int(value)
+            return count(value)
     return 0
 
 
@@ -180,15 +184,11 @@ def _all(samples: Mapping[str, Mapping[int, float]], names: tuple[str, ...]) -> 
 
 def _read_config(facts: EngineFacts, labels: Mapping[str, str]) -> None:
     """vLLM's configuration of its cache, in labels."""
-    block = labels.get("block_size", "")
-    facts.block_tokens = int(block) if block.isdigit() else None
+    facts.block_tokens = count(labels.get("block_size")) or None
     # With data parallelism newer versions give the blocks of all ranks beside the tokens of one.
-    tokens, blocks = labels.get("kv_cache_size_tokens", ""), labels.get("num_gpu_blocks", "")
-    if tokens.isdigit():
-        facts.cache_tokens = int(tokens)
-    elif blocks.isdigit() and facts.block_tokens:
-        facts.cache_tokens = int(blocks) * facts.block_tokens
-    if facts.cache_tokens is not None and facts.block_tokens:
-        facts.most_blocks = max(int(blocks) if blocks.isdigit() else 0, facts.cache_tokens // facts.block_tokens)
+    tokens, blocks = count(labels.get("kv_cache_size_tokens")), count(labels.get("num_gpu_blocks"))
+    facts.cache_tokens = tokens or count(blocks * (facts.block_tokens or 0)) or None
+    if facts.cache_tokens and facts.block_tokens:
+        facts.most_blocks = max(blocks, facts.cache_tokens // facts.block_tokens)
     if (enabled := labels.get("enable_prefix_caching")) is not None:
         facts.prefix_caching = enabled == "True"

@@ -46,10 +46,10 @@ class Stored(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """One copy of each block left the medium. `group`: the group's number."""
+    """One copy of each block left the medium, or all copies where the engine names none. `group`: its number."""
 
     block_hashes: Sequence[BlockHash]
-    medium: str = ""
+    medium: str | None = ""
     group: int = 0
 
 

@@ -69,9 +69,9 @@ class Feed:
     def new_life(self, started_at: float | None = None) -> None:
         """The engine is known to have started anew: forget all, read what it has.
 
-        `started_at`, by the engine's clock: nothing is done where what is known came after that.
+        `started_at`, by the engine's clock: nothing is done where what is known came after that, or nothing is known.
         """
-        if started_at is not None and self._sequence.began_at >= started_at:
+        if started_at is not None and (self._sequence.last is None or self._sequence.began_at >= started_at):
             return
         self.counts["lives"] += 1
         self.lives += 1

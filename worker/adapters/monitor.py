@@ -17,6 +17,7 @@ from warmroute.agent_config import AgentConfig
 from warmroute.worker_metrics import AgentMetrics
 from worker.adapters.engine_client import EngineClient, EngineError
 from worker.adapters.engine_metrics import MetricsReader, Scrape
+from worker.adapters.numbers import count
 from worker.adapters.profile import Profile, probe, read_models
 from worker.adapters.rank_worker import RankWorker
 from worker.adapters.tensorrt_llm_events import TensorRtLlmDecoder
@@ -77,29 +78,31 @@ class Monitor:
 
     async def drain(self) -> None:
         """Take TensorRT-LLM's events: `POST /kv_cache_events` empties its buffer."""
-        decoder = TensorRtLlmDecoder()
+        first = self._profile.ranks[0]
+        decoder = TensorRtLlmDecoder(first.block_tokens)
         complained = False
+        strangers: set[int] = set()  # as many as the decoder knows ranks
         while True:
             try:
-                answer = await self._client.json("/kv_cache_events", method="POST")
-                ranks, missing = decoder.decode(answer if isinstance(answer, list) else [])
+                ranks = decoder.decode(await self._client.json("/kv_cache_events", method="POST"))
             except EngineError as error:
                 if error.status and not complained:
                     logger.warning("the engine's events cannot be drained: %s; set event_buffer_max_size", error)
                 complained = complained or bool(error.status)
-                ranks, missing = {}, False
-            if missing:
-                logger.warning("events of the engine are missing: its buffer is too small, or another took them")
-                self._new_life()
-            for rank, events in ranks.items():
+                ranks = {}
+            for rank, drained in ranks.items():
                 if rank in self._workers:
-                    self._workers[rank].take(events)
+                    self._workers[rank].take(drained.events, missing=drained.missing)
+                elif rank not in strangers:
+                    strangers.add(rank)
+                    logger.error("events of rank %d are left out: give --ranks %d or more", rank, rank + 1)
+            self._workers[first.number].counts["undecodable"] = decoder.undecodable
             await asyncio.sleep(DRAIN_SECONDS)
 
     async def _look(self, now: float) -> None:
         scrape = await self._scrape()
         if self._due_now("health", now, HEALTH_SECONDS):
-            await self._client.text("/health")
+            await self._look_at_health()
         if self._gone or self._restarted(scrape):
             self._returned(scrape)
         if self._probe_due:
@@ -114,13 +117,20 @@ class Monitor:
         if self._due_now("adapters", now, ADAPTERS_SECONDS):
             await self._look_at_adapters()
 
+    async def _look_at_health(self) -> None:
+        try:
+            await self._client.text("/health")
+        except EngineError as error:
+            if error.status not in {404, 405}:  # a server without that path is one that answers
+                raise
+
     async def _scrape(self) -> Scrape:
         try:
             text = await self._client.text("/metrics")
         except EngineError as error:
             self._metrics.scrape_failures.inc()
-            if error.status in {404, 405}:
-                return Scrape()  # an engine without metrics is still an engine
+            if error.status:  # an engine without metrics is still an engine: its health says whether it is well
+                return Scrape(dict.fromkeys(self._workers, EngineLoad()))
             raise
         if self._config.engine == "tensorrt-llm" and text.lstrip()[:1] in {"[", "{"}:
             return _iteration_stats(text)
@@ -134,7 +144,8 @@ class Monitor:
     def _returned(self, scrape: Scrape) -> None:
         """Another process answers: whatever the one before held is gone."""
         logger.warning("the engine has started anew: its cache is another one")
-        if not self._gone:  # else it was forgotten when nobody listened, and what came since is of this life
+        # Once it was gone everything was forgotten, but messages of its may still have been under way: by their time.
+        if not self._gone or scrape.started_at is not None:
             self._new_life(scrape.started_at)
         self._gone = False
         self._started_at = scrape.started_at
@@ -200,11 +211,12 @@ def _iteration_stats(text: str) -> Scrape:
     stats: Any = answer[-1] if isinstance(answer, list) and answer else {}
     if not isinstance(stats, Mapping) or "numActiveRequests" not in stats:
         return Scrape()
-    cache = stats.get("kvCacheStats") or {}
-    most, used = cache.get("maxNumBlocks") or 0, cache.get("usedNumBlocks") or 0
+    cache = stats.get("kvCacheStats")
+    cache = cache if isinstance(cache, Mapping) else {}
+    most, used = count(cache.get("maxNumBlocks")), count(cache.get("usedNumBlocks"))
     load = EngineLoad(
-        running_requests=int(stats.get("numActiveRequests") or 0),
-        waiting_requests=int(stats.get("numQueuedRequests") or 0),
+        running_requests=count(stats.get("numActiveRequests")),
+        waiting_requests=count(stats.get("numQueuedRequests")),
         kv_cache_usage=used / most if most else 0.0,
     )
     return Scrape({0: load})

@@ -10,6 +10,7 @@ msgpack is as fast here as msgspec (0.3 us a block of 16 tokens), and a dependen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -57,7 +58,7 @@ def decode_batch(payload: bytes) -> EngineBatch:
     """The events of one message. Raises DecodeError where it is no batch at all."""
     try:
         batch = msgpack.unpackb(payload, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:  # TypeError: a list as a key
         raise DecodeError(f"no msgpack: {error}") from error
     match batch:
         case {"ts": at, "events": raw, **rest}:
@@ -66,14 +67,14 @@ def decode_batch(payload: bytes) -> EngineBatch:
             rank = more[0] if more else None
         case _:
             raise DecodeError(f"no batch of events but {type(batch).__name__}")
-    if not isinstance(at, int | float) or not isinstance(raw, list):
+    if not isinstance(at, int | float) or not math.isfinite(at) or not isinstance(raw, list):
         raise DecodeError("a batch without a time and a list of events")
     events: list[EngineEvent] = []
     undecodable = ignored = 0
     for event in raw:
         try:
             decoded = _event(event)
-        except (KeyError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError):
             undecodable += 1
             continue
         if decoded is None:
@@ -84,7 +85,7 @@ def decode_batch(payload: bytes) -> EngineBatch:
 
 
 def _event(event: object) -> EngineEvent | None:
-    """Raises KeyError, TypeError or ValueError for an event of a wrong shape."""
+    """Raises LookupError, TypeError or ValueError for an event of a wrong shape."""
     fields: Fields
     if isinstance(event, dict):
         kind, fields = event.get("type"), event
@@ -98,7 +99,7 @@ def _event(event: object) -> EngineEvent | None:
         case "BlockStored":
             return _stored(fields)
         case "BlockRemoved":
-            return Removed(_hashes(fields), _text(fields.get("medium")), int(fields.get("group_idx") or 0))
+            return Removed(_hashes(fields), _text(fields.get("medium")), _whole(fields, "group_idx"))
         case "AllBlocksCleared":
             return Cleared()
         case str():
@@ -111,7 +112,9 @@ def _stored(fields: Fields) -> Stored:
     parent = fields.get("parent_block_hash")
     if parent is not None and not isinstance(parent, int | bytes):
         raise TypeError("parent_block_hash")
-    token_ids = fields.get("token_ids") or ()
+    token_ids = fields.get("token_ids") or []
+    if not isinstance(token_ids, list):
+        raise TypeError("token_ids")
     if token_ids and isinstance(token_ids[0], list):
         # Pages of SGLang's EAGLE trees hold pairs of neighbouring tokens.
         token_ids = [pair[0] for pair in token_ids]
@@ -122,18 +125,17 @@ def _stored(fields: Fields) -> Stored:
     extra_keys = fields.get("extra_keys")
     if extra_keys and any(extra_keys):
         adapter, first_salt, extras = _extra_keys(extra_keys, adapter, lora_id, root=parent is None)
+        if extras is not None and len(extras) != len(hashes):
+            raise ValueError("extra_keys")
         salt = salt or first_salt
     if not adapter and lora_id is not None:
         # vLLM before 0.16 says a number only: never the base model's blocks.
         adapter = f"#{lora_id}"
-    block_tokens = fields.get("block_size") or 0
-    if not isinstance(block_tokens, int) or not isinstance(token_ids, Sequence):
-        raise TypeError("block_size, token_ids")
     return Stored(
         hashes,
         parent,
         token_ids,
-        block_tokens,
+        _whole(fields, "block_size"),
         adapter,
         salt,
         extras,
@@ -153,6 +155,15 @@ def _hashes(fields: Fields) -> Sequence[BlockHash]:
     return hashes
 
 
+def _whole(fields: Fields, name: str) -> int:
+    value = fields.get(name)
+    if value is None:
+        return 0
+    if not isinstance(value, int) or value < 0:
+        raise TypeError(name)
+    return value
+
+
 def _text(value: object) -> str:
     if value is None:
         return ""
@@ -162,7 +173,7 @@ def _text(value: object) -> str:
 
 
 def _group(fields: Fields) -> Group:
-    number, kind = int(fields.get("group_idx") or 0), fields.get("kv_cache_spec_kind")
+    number, kind = _whole(fields, "group_idx"), fields.get("kv_cache_spec_kind")
     if kind in _FULL_KINDS:
         return ONLY_GROUP if number == 0 else Group(number)
     window = fields.get("kv_cache_spec_sliding_window")

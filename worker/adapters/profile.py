@@ -14,13 +14,17 @@ from typing import Any, Final
 from warmroute.agent_config import AgentConfig
 from worker.adapters.engine_client import EngineClient, EngineError
 from worker.adapters.engine_metrics import EngineFacts, MetricsReader
-from worker.adapters.sources import EventSource, SourcesError, from_settings, from_sglang, from_vllm
+from worker.adapters.numbers import count
+from worker.adapters.sources import MOST_RANKS, EventSource, SourcesError, from_settings, from_sglang, from_vllm
 from worker.model_files import ModelFiles
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_TOKENS: Final[Mapping[str, int]] = {"vllm": 16, "sglang": 64, "tensorrt-llm": 32, "openai": 16}
 _LISTED: Final = 1024
+# As an indexer takes it.
+MOST_BLOCK_TOKENS: Final = 4096
+MOST_NAME_BYTES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +82,8 @@ async def probe(client: EngineClient, config: AgentConfig) -> Profile:
     try:
         sources = await _sources(client, config, server_info)
     except SourcesError as error:
-        what, _, remedy = str(error).partition(": ")
-        findings.append(Finding(what, remedy or "see docs/engines.md", blind=True))
-    ranks = _ranks(config, scrape.facts, len(sources), server_info, sources)
+        findings.append(Finding(error.what, error.remedy, blind=True))
+    ranks = _ranks(config, scrape.facts, sources, server_info)
     findings += _check(config, scrape.facts, sources, ranks)
     return Profile(
         version,
@@ -97,28 +100,50 @@ async def probe(client: EngineClient, config: AgentConfig) -> Profile:
 def read_models(answer: object) -> tuple[str, str, dict[str, str]]:
     """Base model, path of its folder and adapters, from `GET /v1/models`."""
     listed = answer.get("data") if isinstance(answer, Mapping) else None
-    entries = [entry for entry in listed or () if isinstance(entry, Mapping)][:_LISTED]
-    bases = [entry for entry in entries if not entry.get("parent")]
-    adapters = {str(entry.get("id")): str(entry.get("root") or "") for entry in entries if entry.get("parent")}
-    base = bases[0] if bases else {}
-    return str(base.get("id") or ""), str(base.get("root") or ""), adapters
+    entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
+    bases = [(_name(entry), str(entry.get("root") or "")) for entry in entries if not entry.get("parent")]
+    adapters = {_name(entry): str(entry.get("root") or "") for entry in entries[:_LISTED] if entry.get("parent")}
+    adapters.pop("", None)
+    model, path = bases[0] if bases else ("", "")
+    return model, path, adapters
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    """What the entry is called, or "" where an indexer would take no such name."""
+    name = entry.get("id")
+    return name if isinstance(name, str) and len(name.encode()) <= MOST_NAME_BYTES else ""
 
 
 def model_files(config: AgentConfig, profile: Profile) -> ModelFiles:
-    """The files of the model's folder that gateways need, where it can be read here; else none."""
-    folder = config.model_path or (Path(profile.model_path) if profile.model_path.startswith("/") else None)
+    """The files of the model's folder that gateways need, where it can be read here; else none. Blocks.
+
+    The folder is what the settings say, else the engine's own, else what the engine has fetched from the Hugging Face
+    hub, where its cache (HF_HOME) can be read here.
+    """
+    folder = config.model_path or _engines_folder(profile.model_path)
     if folder is None:
         return ModelFiles()
     try:
         return ModelFiles.from_folder(folder)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that can be none
         logger.warning("the model's folder cannot be read: %s", error)
         return ModelFiles()
 
 
+def _engines_folder(said: str) -> Path | None:
+    if not said or said.startswith("/"):
+        return Path(said) if said else None
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(said, local_files_only=True))
+    except (ImportError, OSError, ValueError):  # no such package, nothing there, no name of the hub
+        return None
+
+
 async def _version(client: EngineClient, config: AgentConfig) -> str:
     answer = await _json_or_nothing(client, "/server_info" if config.engine == "sglang" else "/version")
-    return str(answer.get("version") or "") if isinstance(answer, Mapping) else ""
+    return str(answer.get("version") or "")[:64] if isinstance(answer, Mapping) else ""
 
 
 async def _json_or_nothing(client: EngineClient, path: str) -> Any:
@@ -150,8 +175,9 @@ async def _sources(client: EngineClient, config: AgentConfig, server_info: Any) 
     answer = await _json_or_nothing(client, "/kv_event_sources")
     if answer is None:
         raise SourcesError(
-            "this vLLM does not say where it publishes its cache events: give --events-endpoint and "
-            "--replay-endpoint as in vLLM's --kv-events-config, such as tcp://127.0.0.1:5557 and tcp://127.0.0.1:5558"
+            "this vLLM does not say where it publishes its cache events",
+            "give --events-endpoint and --replay-endpoint as in vLLM's --kv-events-config, such as "
+            "tcp://127.0.0.1:5557 and tcp://127.0.0.1:5558; for an engine that is not vLLM give --engine",
         )
     return from_vllm(answer, client.url)
 
@@ -159,26 +185,22 @@ async def _sources(client: EngineClient, config: AgentConfig, server_info: Any) 
 def _ranks(
     config: AgentConfig,
     facts: Mapping[int, EngineFacts],
-    source_count: int,
-    server_info: Any,
     sources: Sequence[EventSource],
+    server_info: Any,
 ) -> tuple[Rank, ...]:
-    number = config.ranks or source_count or max(1, len(facts))
+    """The ranks that publish events, under the engine's numbers: one server of several may have some of them only."""
     by_source = {source.rank: source.block_tokens for source in sources}
+    numbers = sorted(by_source) or range(config.ranks or min(MOST_RANKS, max(1, len(facts))))
     info = server_info if isinstance(server_info, Mapping) else {}
     ranks = []
-    for rank in range(number):
+    for rank in numbers:
         said = facts.get(rank) or EngineFacts()
-        block = config.engine_block_tokens or by_source.get(rank) or said.block_tokens or _int(info.get("page_size"))
-        cache = config.cache_tokens or said.cache_tokens or _int(info.get("max_total_num_tokens"))
+        block = config.engine_block_tokens or by_source.get(rank) or said.block_tokens or count(info.get("page_size"))
+        cache = config.cache_tokens or said.cache_tokens or count(info.get("max_total_num_tokens"))
         block = block or DEFAULT_BLOCK_TOKENS[config.engine]
         most = None if config.cache_tokens else said.most_blocks
         ranks.append(Rank(rank, block, cache, most or (cache // block if cache else None)))
     return tuple(ranks)
-
-
-def _int(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _check(
@@ -199,10 +221,25 @@ def _check(
                 'add "replay_endpoint": "tcp://*:5558" to its --kv-events-config',
             )
         )
+    if sources and config.ranks not in {None, len(sources)}:
+        findings.append(
+            Finding(
+                f"the engine publishes events of {len(sources)} ranks, not {config.ranks}",
+                f"leave out --ranks or give --ranks {len(sources)}",
+            )
+        )
     for rank in ranks[:1]:
         block, index = rank.block_tokens, config.index_block_tokens
         if config.engine == "sglang" and block == 1:
             findings.append(Finding("SGLang has pages of 1 token", "start it with --page-size 16 or more", blind=True))
+        elif block > MOST_BLOCK_TOKENS:
+            findings.append(
+                Finding(
+                    f"the engine's blocks of {block} tokens are larger than an index takes",
+                    f"give the engine blocks of at most {MOST_BLOCK_TOKENS} tokens",
+                    blind=True,
+                )
+            )
         elif index % block and block % index:
             findings.append(
                 Finding(

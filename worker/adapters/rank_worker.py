@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -23,6 +24,8 @@ from worker.events import AdapterReplaced, CacheCleared, CacheEvent, EngineLoad
 from worker.index_blocks import capacity_keys
 from worker.model_files import ModelFiles
 from worker.publisher import Identity, Publisher
+
+logger = logging.getLogger(__name__)
 
 # Where nobody says how much a cache holds: 67 M tokens at 16 a block, so that a table still has a bound.
 UNKNOWN_CAPACITY_BLOCKS = 1 << 22
@@ -52,6 +55,8 @@ class RankWorker:
         self.translator = Translator(
             rank.block_tokens, most_host_blocks=config.host_cache_tokens // rank.block_tokens or 1
         )
+        self.counts: Counter[str] = Counter()
+        """What became of the engine's messages, by the words of `Feed.counts`."""
         self._counted: Counter[str] = Counter()
         self._ignored: Counter[str] = Counter()
         identity = _identity(config, profile, rank, files, worker_id, address)
@@ -60,11 +65,18 @@ class RankWorker:
     def attach(self, source: EventSource, context: zmq.asyncio.Context) -> ZmqSource:
         """Read this rank's events from a ZMQ socket."""
         self.feed = Feed(self.translator, self._apply, replay_keeps=source.replay_keeps)
+        self.counts = self.feed.counts
         self.source = ZmqSource(source, self.feed, context)
         return self.source
 
-    def take(self, events: Sequence[EngineEvent]) -> None:
-        """Events that came otherwise, in order."""
+    def take(self, events: Sequence[EngineEvent], *, missing: bool) -> None:
+        """Events that came otherwise, in order. `missing`: others before them are lost."""
+        if missing:
+            if not self.counts["lost"]:
+                logger.warning("events of the engine are missing: its buffer is too small, or another took them")
+            self.counts["lost"] += 1
+            self.new_life()
+        self.counts["batches"] += 1
         self._apply(self.translator.translate(events))
 
     def new_life(self, started_at: float | None = None) -> None:
@@ -83,12 +95,11 @@ class RankWorker:
     def report(self, metrics: AgentMetrics) -> None:
         """Bring counters into line with what happened since the last call."""
         rank = str(self.rank)
-        counts = self.feed.counts if self.feed is not None else Counter()
-        for what, number in counts.items():
+        for what, number in self.counts.items():
             metrics.feed.labels(rank, what).inc(number - self._counted[what])
         for reason, number in self.translator.ignored.items():
             metrics.ignored_blocks.labels(rank, reason).inc(number - self._ignored[reason])
-        self._counted, self._ignored = Counter(counts), Counter(self.translator.ignored)
+        self._counted, self._ignored = Counter(self.counts), Counter(self.translator.ignored)
 
     def _apply(self, events: Sequence[CacheEvent]) -> None:
         if events:

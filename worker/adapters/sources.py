@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
 
+from worker.adapters.numbers import count
+
 MOST_RANKS: Final = 256
+MOST_PORT: Final = 65_535
 _WILDCARDS: Final = frozenset({"*", "0.0.0.0", "[::]", "::", ""})  # noqa: S104 - what engines say, not what we bind
 
 
@@ -29,7 +32,12 @@ class EventSource:
 
 
 class SourcesError(Exception):
-    """The engine's answer names no events that can be read; the message says why and what to change."""
+    """The engine's answer, or a setting, names no events that can be read: why, and what to change."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}: {remedy}")
+        self.what = what
+        self.remedy = remedy
 
 
 VLLM_FLAG: Final = (
@@ -53,24 +61,27 @@ def from_settings(events: str, replay: str | None, ranks: int, *, bind: bool = F
 
 def from_vllm(answer: object, engine_url: str) -> list[EventSource]:
     """Sources in an answer of `GET /kv_event_sources`: rank -> its configuration. Raises SourcesError."""
-    if not isinstance(answer, Mapping) or not answer or len(answer) > MOST_RANKS:
-        raise SourcesError(f"vLLM publishes no cache events: {VLLM_FLAG}")
+    if not isinstance(answer, Mapping) or not answer:
+        raise SourcesError("vLLM publishes no cache events", VLLM_FLAG)
     host = _host(engine_url)
     sources = []
     for rank, config in answer.items():
-        if not isinstance(config, Mapping) or not str(rank).isdigit():
-            raise SourcesError(f"/kv_event_sources says {config!r} of rank {rank!r}; give --events-endpoint instead")
+        number = count(rank)
+        if not isinstance(config, Mapping) or str(number) != str(rank) or number >= MOST_RANKS:
+            raise SourcesError(
+                f"/kv_event_sources says {str(config)[:200]} of rank {str(rank)[:20]}", "give --events-endpoint"
+            )
         if not config.get("enable_kv_cache_events") or config.get("publisher") != "zmq":
-            raise SourcesError(f"vLLM publishes no cache events over ZMQ (rank {rank}): {VLLM_FLAG}")
+            raise SourcesError(f"vLLM publishes no cache events over ZMQ (rank {rank})", VLLM_FLAG)
         events, replay = str(config.get("endpoint") or ""), config.get("replay_endpoint")
         bound = "*" in events or "::" in events or events.startswith("ipc://")
         sources.append(
             EventSource(
-                int(rank),
+                number,
                 _at_host(events, host),
                 _at_host(str(replay), host) if replay else None,
                 False if bound else None,
-                bool(replay) and int(config.get("buffer_steps") or 0) > 0,
+                bool(replay) and count(config.get("buffer_steps")) > 0,
             )
         )
     return sorted(sources, key=lambda source: source.rank)
@@ -80,27 +91,18 @@ def from_sglang(answer: object, engine_url: str) -> list[EventSource]:
     """Sources in an answer of `GET /server_info`. Raises SourcesError."""
     config = answer.get("kv_events") if isinstance(answer, Mapping) else None
     if not isinstance(config, Mapping) or config.get("publisher") != "zmq":
-        raise SourcesError(f"SGLang publishes no cache events: {SGLANG_FLAG}")
-    port, replay = config.get("endpoint_port_base"), config.get("replay_endpoint_port_base")
-    if not isinstance(port, int):
-        raise SourcesError("SGLang's /server_info names no port of its events: give --events-endpoint")
-    page = int(config.get("block_size") or 0)
+        raise SourcesError("SGLang publishes no cache events", SGLANG_FLAG)
+    port, replay = count(config.get("endpoint_port_base")), count(config.get("replay_endpoint_port_base"))
+    if not 1 <= port <= MOST_PORT or replay > MOST_PORT:
+        raise SourcesError("SGLang's /server_info names no port of its events", "give --events-endpoint")
+    page = count(config.get("block_size"))
     if page == 1:
-        raise SourcesError(f"SGLang has pages of 1 token, which make an event for each token: {SGLANG_FLAG}")
+        raise SourcesError("SGLang has pages of 1 token, which make an event for each token", SGLANG_FLAG)
     host = str(config.get("endpoint_host") or "*")
     host = _host(engine_url) if host in _WILDCARDS else host
-    ranks = min(MOST_RANKS, max(1, int(config.get("dp_size") or 1)))
-    return [
-        EventSource(
-            rank,
-            f"tcp://{host}:{port + rank}",
-            f"tcp://{host}:{int(replay) + rank}" if replay else None,
-            False,
-            bool(replay),
-            page,
-        )
-        for rank in range(ranks)
-    ]
+    ranks = min(MOST_RANKS, max(1, count(config.get("dp_size"))))
+    events, replays = f"tcp://{host}:{port}", f"tcp://{host}:{replay}" if replay else None
+    return [replace(source, block_tokens=page) for source in from_settings(events, replays, ranks)]
 
 
 def _host(engine_url: str) -> str:
@@ -109,11 +111,16 @@ def _host(engine_url: str) -> str:
 
 
 def _at_host(endpoint: str, host: str) -> str:
-    """The endpoint as it is reached from here: a wildcard is the engine's own host."""
-    scheme, separator, rest = endpoint.partition("://")
-    name, colon, port = rest.rpartition(":")
-    if scheme != "tcp" or not separator or not colon:
+    """The endpoint as it is reached from here: a wildcard is the engine's own host. Raises SourcesError."""
+    scheme, _, rest = endpoint.partition("://")
+    if scheme == "ipc" and rest:
         return endpoint
+    name, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not 1 <= count(port) <= MOST_PORT:
+        raise SourcesError(
+            f"the engine publishes at {endpoint[:200]!r}, which is no tcp:// or ipc:// endpoint",
+            "give --events-endpoint",
+        )
     return f"tcp://{host if name in _WILDCARDS else name}:{port}"
 
 
@@ -121,6 +128,9 @@ def _shifted(endpoint: str, rank: int) -> str:
     if not rank:
         return endpoint
     head, _, port = endpoint.rpartition(":")
-    if not endpoint.startswith("tcp://") or not port.isdigit():
-        raise SourcesError(f"{endpoint}: ranks count up the port of a tcp:// endpoint; this has none")
+    if not endpoint.startswith("tcp://") or not 1 <= count(port) <= MOST_PORT - rank:
+        raise SourcesError(
+            f"{endpoint} has no port for rank {rank}",
+            "ranks count up the port of a tcp:// endpoint: give one that leaves room, or --ranks 1",
+        )
     return f"{head}:{int(port) + rank}"

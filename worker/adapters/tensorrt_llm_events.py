@@ -6,41 +6,60 @@ engine's buffer, so this must be the only consumer. Event ids have no gap unless
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from indexer.keys import Extra
 from worker.adapters.events import EngineEvent, Group, Moved, Removed, Stored
+from worker.adapters.numbers import count
+from worker.events import BlockHash
+
+_MOST_RANKS: Final = 1024
+
+
+@dataclass(slots=True)
+class Drained:
+    """One rank's events of one answer, in order.
+
+    `missing`: others came before these and are lost, so that what was known no longer tells what is cached.
+    """
+
+    events: list[EngineEvent] = field(default_factory=list)
+    missing: bool = False
 
 
 class TensorRtLlmDecoder:
     """Keeps of each rank the id of the last event. Bounded by the ranks, of which there are at most 1,024."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_tokens: int) -> None:
+        """`block_tokens`: of a whole block, as settings have it; the first block that is surely whole corrects that."""
         self.undecodable = 0
-        self.block_tokens = 0
-        """Tokens in a whole block; 0 before the first one was seen."""
+        self.block_tokens = block_tokens
         self._last: dict[int, int] = {}
 
-    def decode(self, raw: Iterable[object]) -> tuple[dict[int, list[EngineEvent]], bool]:
-        """Events by rank, and whether some are missing: then those before them no longer tell what is cached."""
-        ranks: dict[int, list[EngineEvent]] = {}
-        missing = False
-        for event in raw:
+    def decode(self, answer: object) -> dict[int, Drained]:
+        """Events by rank. What is no event, or no list of events at all, is left out and counted."""
+        if not isinstance(answer, list):
+            self.undecodable += 1
+            return {}
+        ranks: dict[int, Drained] = {}
+        for event in answer:
             try:
                 if not isinstance(event, dict):
                     raise TypeError  # noqa: TRY301 - counted like every other wrong shape
-                rank = int(event.get("attention_dp_rank") or 0)
-                missing = self._gap(rank, int(event["event_id"])) or missing
+                rank = _whole(event.get("attention_dp_rank") or 0)
+                if self._gap(rank, _whole(event["event_id"])):
+                    ranks[rank] = Drained(missing=True)
                 decoded = self._event(event)
-            except (KeyError, TypeError, ValueError):
+            except (LookupError, TypeError, ValueError):
                 self.undecodable += 1
                 continue
-            ranks.setdefault(rank, []).extend(decoded)
-        return ranks, missing
+            ranks.setdefault(rank, Drained()).events.extend(decoded)
+        return ranks
 
     def _gap(self, rank: int, number: int) -> bool:
-        if rank not in self._last and len(self._last) >= 1024:
+        if not 0 <= rank < _MOST_RANKS:
             raise ValueError("attention_dp_rank")
         last = self._last.get(rank)
         self._last[rank] = number
@@ -49,38 +68,41 @@ class TensorRtLlmDecoder:
 
     def _event(self, event: Mapping[str, Any]) -> list[EngineEvent]:
         data = event["data"]
-        window = int(event.get("window_size") or 0)
+        window = count(event.get("window_size"))
         # Groups are told apart by their window: the widest is followed.
         group = Group(window, window)
         match data["type"]:
             case "stored":
                 return self._stored(data, group)
             case "removed":
-                by_hash: list[EngineEvent] = [Removed(tuple(map(int, data["block_hashes"])), "0", window)]
+                # Of the level that the block is on, which it does not say; there is one copy of a block.
+                by_hash: list[EngineEvent] = [Removed(tuple(map(_hash, data["block_hashes"])), None, window)]
                 return by_hash
             case "updated":
                 level = data.get("cache_level")
                 if not isinstance(level, dict):
                     return []
-                return [Moved(int(data["block_hash"]), str(level.get("old")), str(level.get("new")), window)]
+                return [Moved(_hash(data["block_hash"]), str(level.get("old")), str(level.get("new")), window)]
         return []
 
     def _stored(self, data: Mapping[str, Any], group: Group) -> list[EngineEvent]:
         """One event a block: each has a level of its own. Blocks that are not full are left out."""
-        parent = data.get("parent_hash")
+        parent, blocks = data.get("parent_hash"), data["blocks"]
         events: list[EngineEvent] = []
-        for block in data["blocks"]:
-            tokens = block["tokens"]
-            ids = [int(token["token_id"]) for token in tokens]
-            self.block_tokens = max(self.block_tokens, len(ids))
-            if len(ids) < self.block_tokens:
+        for number, block in enumerate(blocks):
+            ids = [_whole(token["token_id"]) for token in block["tokens"]]
+            if not ids:
+                raise ValueError("tokens")
+            if number + 1 < len(blocks) or len(ids) > self.block_tokens:
+                self.block_tokens = len(ids)
+            elif len(ids) < self.block_tokens:
                 break  # only the last block of a sequence can be partial
             extras: list[Extra] = [_media(key) for key in block.get("mm_keys") or ()]
             lora = block.get("lora_id")
             events.append(
                 Stored(
-                    (int(block["block_hash"]),),
-                    None if parent is None else int(parent),
+                    (_hash(block["block_hash"]),),
+                    None if parent is None else _hash(parent),
                     ids,
                     len(ids),
                     f"#{lora}" if lora else "",
@@ -94,8 +116,20 @@ class TensorRtLlmDecoder:
         return events
 
 
+def _whole(value: object) -> int:
+    """A whole number, as a number or in digits. Raises TypeError or ValueError."""
+    if not isinstance(value, int | str):
+        raise TypeError(value)
+    return int(value)
+
+
+def _hash(value: object) -> BlockHash:
+    """A block's name: a number, or for some algorithms a text. Raises TypeError."""
+    return value if isinstance(value, str) and not value.isdecimal() else _whole(value)
+
+
 def _media(key: Any) -> Extra:
     """(hash, offset in the block, ...) in an array or a map."""
     if isinstance(key, dict):
-        return str(key["hash"]).encode(), int(key.get("start_offset") or key.get("offset") or 0)
-    return str(key[0]).encode(), int(key[1])
+        return str(key["hash"]).encode(), _whole(key.get("start_offset") or key.get("offset") or 0)
+    return str(key[0]).encode(), _whole(key[1])

@@ -60,6 +60,8 @@ class Translator:
                     if event.adapter_number is not None and self._is_replaced(event.adapter, event.adapter_number):
                         translated.append(AdapterReplaced(event.adapter))
                     translated.extend(self._stored(event, repeats=id(event) in following))
+                case Removed(block_hashes, None):
+                    translated.append(BlocksRemoved(block_hashes, None))
                 case Removed():
                     translated.extend(self._removed(event.block_hashes, event.medium))
                 case Moved(block_hash, old, new):
@@ -113,7 +115,7 @@ class Translator:
         if self._group is not None and number != self._group.number:
             self.ignored["group"] += 1 if isinstance(event, Moved) else len(event.block_hashes)
             return False
-        if not isinstance(event, Moved) and event.medium not in TIERS:
+        if not isinstance(event, Moved) and event.medium is not None and event.medium not in TIERS:
             self.ignored["medium"] += len(event.block_hashes)
             return False
         return True
@@ -125,7 +127,8 @@ class Translator:
             return [BlocksStored(hashes, None, (), tier=tier)]
         if event.block_tokens != self.block_tokens:
             number, rest = divmod(event.block_tokens, self.block_tokens)
-            if tier != "host" or rest or number < 2 or len(self._large) >= self._most_host_blocks:
+            whole = len(event.token_ids) == len(hashes) * event.block_tokens
+            if tier != "host" or rest or number < 2 or not whole or len(self._large) >= self._most_host_blocks:
                 self.ignored["size"] += len(hashes)
                 if tier == "device":
                     self.seen_block_tokens = event.block_tokens
@@ -139,8 +142,8 @@ class Translator:
         extras = event.extras if len(hashes) == len(event.block_hashes) else None
         return [BlocksStored(hashes, parent, event.token_ids, event.salt, event.adapter, tier, extras, repeats)]
 
-    def _removed(self, hashes: Sequence[BlockHash], medium: str) -> list[CacheEvent]:
-        tier = TIERS.get(medium)
+    def _removed(self, hashes: Sequence[BlockHash], medium: str | None) -> list[CacheEvent]:
+        tier = TIERS.get(medium) if medium is not None else None
         if tier is None:
             return []
         if tier == "device" or not self._large:

@@ -44,17 +44,15 @@ class ZmqSource:
     def __init__(self, source: EventSource, feed: Feed, context: zmq.asyncio.Context) -> None:
         self.source = source
         self.feed = feed
-        self.malformed = 0
-        """Messages without a number."""
         self.bound = False
         self.trouble = ""
-        """Why the last replay failed; empty when it did not."""
+        """Why the socket cannot be opened, or the last replay failed; empty when all is well."""
         self._context = context
         self._heard_at = 0.0
         self._audit_seconds = FIRST_AUDIT_SECONDS
 
     async def run(self) -> None:
-        """Read until cancelled. Raises zmq.ZMQError for an endpoint that ZMQ cannot use."""
+        """Read until cancelled. An endpoint that cannot be used is tried again: another may yet let go of it."""
         subscriber = self._context.socket(zmq.SUB)
         try:
             subscriber.setsockopt(zmq.RCVHWM, RECEIVE_MESSAGES)
@@ -67,12 +65,28 @@ class ZmqSource:
             subscriber.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
             subscriber.setsockopt(zmq.IPV6, 1)
             subscriber.subscribe(b"")  # whatever the topic is
-            self._open(subscriber)
+            while True:
+                if self._open(subscriber):
+                    break
+                await asyncio.sleep(RETRY_SECONDS)
             await self._read(subscriber)
         finally:
             subscriber.close(0)
 
-    def _open(self, subscriber: zmq.asyncio.Socket) -> None:
+    def _open(self, subscriber: zmq.asyncio.Socket) -> bool:
+        try:
+            self._bind_or_connect(subscriber)
+        except zmq.ZMQError as error:
+            verb = "bound" if self.source.bind else "used"
+            self._complain(
+                f"the events' endpoint {self.source.events} cannot be {verb}: {error}; give another as "
+                "--events-endpoint, and --events-bind true only where the engine connects to it"
+            )
+            return False
+        self.trouble = ""
+        return True
+
+    def _bind_or_connect(self, subscriber: zmq.asyncio.Socket) -> None:
         if self.source.bind is not False:
             try:
                 subscriber.bind(self.source.events)
@@ -111,7 +125,7 @@ class ZmqSource:
             except zmq.Again:
                 return taken
             if len(frames) < 2 or len(frames[-2]) != 8:
-                self.malformed += 1
+                self.feed.counts["undecodable"] += 1
                 continue
             self.feed.offer(int.from_bytes(frames[-2], "big"), frames[-1])
         return TURN_MESSAGES
@@ -133,7 +147,8 @@ class ZmqSource:
             await dealer.send_multipart([b"", self.feed.resume_from.to_bytes(8, "big")])
             complete = await self._take_replay(dealer, drain, lives)
         except (TimeoutError, zmq.ZMQError) as error:
-            self._complain(str(error) or f"no answer for {REPLAY_SILENCE_SECONDS:.0f} s")
+            why = str(error) or f"no answer for {REPLAY_SILENCE_SECONDS:.0f} s"
+            self._complain(f"the replay at {self.source.replay} failed: {why}")
             complete = False
         else:
             self.trouble = ""
@@ -159,7 +174,7 @@ class ZmqSource:
                     break
                 # With a topic before the number in later versions, without it in earlier ones.
                 if len(frames) < 2 or len(frames[-2]) != 8:
-                    self.malformed += 1
+                    self.feed.counts["undecodable"] += 1
                     continue
                 if frames[-2] == _END:
                     return True
@@ -169,5 +184,5 @@ class ZmqSource:
 
     def _complain(self, trouble: str) -> None:
         if not self.trouble:
-            logger.warning("rank %d: the replay at %s failed: %s", self.source.rank, self.source.replay, trouble)
+            logger.warning("rank %d: %s", self.source.rank, trouble)
         self.trouble = trouble

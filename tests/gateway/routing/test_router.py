@@ -24,6 +24,13 @@ def test_the_holder_gets_the_request_and_the_match_is_capped() -> None:
     assert (b"x-warmroute-matched-tokens", b"624") in assignment.reply_headers
 
 
+def test_of_an_engine_block_that_is_held_in_part_nothing_counts() -> None:
+    """Two prompts may part within an engine's block: index blocks before that place are the same, the block is not."""
+    pool = Pool()
+    pool.hold("c", prompt(640).keys[:5], engine_block_tokens=128)
+    assert pool.assign(prompt(640)).matched_tokens == 256
+
+
 def test_two_requests_in_one_turn_see_each_other() -> None:
     pool = Pool()
     with open_assignments(pool, [prompt(1000, 10_000 * number) for number in range(4)]) as assignments:

@@ -110,7 +110,7 @@ def test_wrong_calls(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
             [file, "--url", f"http://127.0.0.1:{nothing}"],
             f"explain.url: no gateway's admin port answers at http://127.0.0.1:{nothing}",
         ),
-        ([file, "--url", "127.0.0.1:8001"], "give http:// or https://"),
+        ([file, "--url", "127.0.0.1:8001"], "give http://host:port or https://"),
         ([file, "--path", "v1"], "explain.path"),
         ([file, "--header", "x-session-id"], "--header: 'x-session-id' is no header"),
         ([file, "--header", "a: b\r\nc: d"], "is no header"),

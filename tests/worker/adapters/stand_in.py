@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import zmq
@@ -91,8 +91,21 @@ async def rank_sockets(**how: Any) -> AsyncIterator[RankSockets]:
         context.term()
 
 
+def kv_event_source(events: str, replay: str | None) -> dict[str, Any]:
+    """One rank's entry of `GET /kv_event_sources`."""
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": events, "topic": "t"}
+    return {**config, "replay_endpoint": replay, "buffer_steps": 1000}
+
+
+class Asked(NamedTuple):
+    """A completion that came; `rank` is the header that names a data-parallel rank."""
+
+    body: dict[str, Any]
+    rank: str | None
+
+
 class EngineHttp:
-    """The engine's HTTP: what an agent asks it for."""
+    """The engine's HTTP: what an agent asks it for, and completions of prompts of token ids."""
 
     def __init__(self) -> None:
         self.sources: Any = {}
@@ -105,6 +118,9 @@ class EngineHttp:
         self.models = [{"id": "tiny", "root": "/nowhere", "parent": None}]
         self.drained: deque[list[Any]] = deque()
         self.keys: list[str | None] = []
+        self.asked: list[Asked] = []
+        self.cached = 0
+        """Tokens that the next completion reports as cached."""
         self.url = ""
         self._runner: web.AppRunner | None = None
 
@@ -114,6 +130,7 @@ class EngineHttp:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/{path:.*}", self._facts)
         app.router.add_post("/kv_cache_events", self._drain)
+        app.router.add_post("/v1/completions", self._complete)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
@@ -138,6 +155,14 @@ class EngineHttp:
         }
         answer = answers.get(request.path)
         return web.json_response(answer) if answer is not None else web.Response(status=404)
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.asked.append(Asked(body, request.headers.get("X-Data-Parallel-Rank")))
+        usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"]), "completion_tokens": 1}
+        usage["prompt_tokens_details"] = {"cached_tokens": self.cached}
+        choice = {"index": 0, "text": "x", "finish_reason": "length"}
+        return web.json_response({"object": "text_completion", "choices": [choice], "usage": usage})
 
     async def _drain(self, _: web.Request) -> web.Response:
         return web.json_response(self.drained.popleft() if self.drained else [])

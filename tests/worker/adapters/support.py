@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
 from indexer.keys import prompt_keys
 from worker.adapters.msgpack_events import decode_batch
@@ -125,6 +126,41 @@ class Naive:
                 if all((salt, lora, tokens[:stop]) in prefixes for stop in ends if stop <= len(tokens)):
                     keys.add(key)
         return keys
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=4)
+    | st.binary(max_size=4)
+    | st.sampled_from([0, 1, -1, 2**32, float("inf"), "1", "GPU", "CPU"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "old", "hash"]), inner),
+    max_leaves=5,
+)
+"""Values of every kind that msgpack and JSON know, wrong ones above all."""
+
+
+def places(value: Any) -> int:
+    """How many values there are in nested lists and maps, the whole of it included."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(places, inner))
+
+
+def replaced(value: Any, place: int, junk: Any) -> Any:
+    """The same with `junk` in place of the value of that number, counted from the outside."""
+    place %= places(value)
+    if not place:
+        return junk
+    place -= 1
+    copy = value.copy()
+    for key in value if isinstance(value, dict) else range(len(value)):
+        if place < places(value[key]):
+            copy[key] = replaced(value[key], place, junk)
+            break
+        place -= places(value[key])
+    return copy
 
 
 class Reader:

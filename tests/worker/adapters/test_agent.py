@@ -15,7 +15,7 @@ from indexer.keys import pool_fingerprint, prompt_keys
 from indexer.pool_index import PoolIndex
 from tests.indexer.support import POOL, Indexer, follower, indexer, running
 from tests.support import eventually
-from tests.worker.adapters.stand_in import EngineHttp, RankSockets, engine_http, rank_sockets
+from tests.worker.adapters.stand_in import EngineHttp, RankSockets, engine_http, kv_event_source, rank_sockets
 from tests.worker.adapters.support import Naive, scenario, scenario_names
 from warmroute.agent_config import AgentConfig
 from warmroute.connection_config import GrpcConfig
@@ -36,11 +36,6 @@ def keys(tokens: list[int], **root: str) -> set[int]:
 def stored(number: int, **fields: Any) -> dict[str, Any]:
     event = {"type": "BlockStored", "block_hashes": [number * 10, number * 10 + 1], "parent_block_hash": None}
     return {**event, "token_ids": [number] * 32, "block_size": 16, "medium": "GPU", **fields}
-
-
-def source(events: str, replay: str | None) -> dict[str, Any]:
-    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": events, "topic": "t"}
-    return {**config, "replay_endpoint": replay, "buffer_steps": 1000}
 
 
 def settings(index: Indexer, http: EngineHttp, **changes: Any) -> AgentConfig:
@@ -77,7 +72,7 @@ async def line(redis_url: str, *, ranks: int = 1, **facts: Any) -> AsyncIterator
         index = await stack.enter_async_context(indexer(redis_url))
         http = await stack.enter_async_context(engine_http(ranks=ranks, **facts))
         sockets = [await stack.enter_async_context(rank_sockets()) for _ in range(ranks)]
-        http.sources = {str(rank): source(*engine.bind()) for rank, engine in enumerate(sockets)}
+        http.sources = {str(rank): kv_event_source(*engine.bind()) for rank, engine in enumerate(sockets)}
         mirror = await stack.enter_async_context(follower(redis_url))
         yield Line(index, http, sockets, mirror)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.worker.adapters.support import fixtures
 from worker.adapters.engine_metrics import MetricsReader
+from worker.adapters.numbers import MOST
 from worker.events import EngineLoad
 
 
@@ -84,3 +87,37 @@ vllm:request_prefill_kv_computed_tokens_count {requests}
         assert scrape.loads[0].waiting_tokens == pytest.approx(uncached, abs=1)
     # Counters that went back are those of another process.
     assert reader.read(text.format(tokens=70, requests=1)).loads[0].waiting_tokens < 100
+
+
+@pytest.mark.parametrize("value", ["1e300", "-1", "NaN", "+Inf", "9" * 5000, "0.5"])
+def test_numbers_that_cannot_be_meant_are_bounded(value: str) -> None:
+    text = f"""vllm:num_requests_running {value}
+vllm:num_requests_running {value}
+vllm:num_requests_waiting {value}
+vllm:request_prefill_kv_computed_tokens_sum {value}
+vllm:request_prefill_kv_computed_tokens_count 1
+vllm:cache_config_info{{block_size="{value}",num_gpu_blocks="{value}"}} 1
+sglang:page_size{{dp_rank="1"}} {value}
+sglang:max_total_num_tokens{{dp_rank="1"}} {value}
+vllm:kv_cache_usage_perc{{engine="{value}"}} {value}
+process_start_time_seconds {value}
+"""
+    scrape = MetricsReader().read(text)
+    for load in scrape.loads.values():
+        assert 0 <= load.running_requests <= MOST
+        assert 0 <= load.waiting_tokens <= MOST
+        assert 0 <= load.kv_cache_usage <= 1
+    for facts in scrape.facts.values():
+        for found in (facts.block_tokens, facts.cache_tokens, facts.most_blocks):
+            assert found is None or 0 < found <= MOST
+    assert scrape.started_at is None or math.isfinite(scrape.started_at)
+
+
+def test_ranks_and_lines_are_bounded() -> None:
+    lines = [f'vllm:num_requests_running{{engine="{rank}"}} 1' for rank in range(20_000)]
+    reader = MetricsReader()
+    assert len(reader.read("\n".join(lines)).loads) == 1024
+    reader.read("\n".join(lines[10_000:]))
+    assert len(reader._uncached) == 1024
+    facts = [f'vllm:cache_config_info{{engine="{rank}",block_size="16"}} 1' for rank in range(5000)]
+    assert len(reader.read("\n".join(facts)).facts) == 1024

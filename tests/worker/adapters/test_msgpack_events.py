@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgpack
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from indexer.keys import prompt_keys
-from tests.worker.adapters.support import FINGERPRINT, Reader, scenario
+from tests.worker.adapters.support import FINGERPRINT, JUNK, Reader, replaced, scenario
 from worker.adapters.events import Cleared, DecodeError, Group, Removed, Stored
 from worker.adapters.msgpack_events import decode_batch
 
@@ -141,3 +145,75 @@ def test_a_captured_picture_is_in_the_keys_of_the_blocks_that_it_overlaps(index_
         salt = request["cache_salt"] or ""
         expected |= set(prompt_keys(tokens, FINGERPRINT, block_tokens=index_tokens, salt=salt, extras=extras))
     assert reader.keys["device"] == expected
+
+
+EVERY_FIELD = {
+    "lora_id": 1,
+    "medium": "GPU",
+    "lora_name": "a",
+    "extra_keys": [["a", ["img", 3], "salt"], ["a"]],
+    "group_idx": 0,
+    "kv_cache_spec_kind": "sliding_window",
+    "kv_cache_spec_sliding_window": 128,
+}
+GOOD = [
+    stored(**EVERY_FIELD),
+    stored(block_hashes=[b"3", b"4"], medium="CPU", block_size=32, token_ids=TOKENS * 2, extra_keys=None),
+    ["BlockStored", [5, 6], None, TOKENS, *[16, *EVERY_FIELD.values()]],
+    {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "group_idx": 0},
+    ["BlockRemoved", [5], "GPU", 0],
+]
+
+
+@given(junk=JUNK, place=st.integers(0, 500))
+@settings(max_examples=2000, deadline=None)
+def test_any_wrong_shape_costs_its_event_at_most(junk: Any, place: int) -> None:
+    """Junk anywhere in good events: decoder, translator and table take what is left, and never raise."""
+    reader = Reader(16, 64)
+    try:
+        batch = decode_batch(msgpack.packb([1.5, replaced(GOOD, place, junk), 0]))
+    except DecodeError:
+        return
+    assert batch.undecodable <= len(GOOD)
+    reader.apply(reader.translator.translate(batch.events))
+    (again,) = decode_batch(pack(stored(block_hashes=[8, 9]))).events
+    reader.apply(reader.translator.translate([again]))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"token_ids": [[]] * 32},
+        {"token_ids": b"a" * 32},
+        {"token_ids": "a" * 32},
+        {"group_idx": float("inf")},
+        {"block_size": -16},
+        {"extra_keys": [[["image", 0]]]},
+        {"extra_keys": [[["image", 0]]] * 3},
+    ],
+)
+def test_fields_that_cannot_be_meant_cost_their_event(fields: dict[str, Any]) -> None:
+    batch = decode_batch(pack(stored(**fields), stored()))
+    assert (batch.undecodable, len(batch.events)) == (1, 1)
+
+
+@pytest.mark.parametrize("payload", [b"\x93\x01\x91\x81\x90\x01\x00", b"\x81\x80\x01", b"\x91" * 5000])
+def test_msgpack_that_python_cannot_hold_is_no_batch(payload: bytes) -> None:
+    """A list or a map as a key; lists in lists without end."""
+    with pytest.raises(DecodeError):
+        decode_batch(payload)
+
+
+@pytest.mark.parametrize("at", [float("nan"), float("inf")])
+def test_a_time_that_is_none_is_no_batch(at: float) -> None:
+    """Times tell repeats from restarts."""
+    with pytest.raises(DecodeError):
+        decode_batch(msgpack.packb([at, [], 0]))
+
+
+def test_a_huge_block_is_not_made_into_parts() -> None:
+    """Its size is one number of an event; the tokens that it would have are not there."""
+    reader = Reader(16, 64)
+    (event,) = decode_batch(pack(stored(block_size=1 << 50, medium="CPU"))).events
+    assert reader.translator.translate([event]) == []
+    assert reader.translator.ignored == {"size": 2}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import folder_of
 from tests.worker.adapters.stand_in import engine_http
 from tests.worker.adapters.support import fixtures
 from warmroute.agent_config import AgentConfig
@@ -42,12 +43,21 @@ def test_a_well_set_engine_has_no_findings() -> None:
         ({}, {"sources": None}, "give --events-endpoint", True),
         ({"index_block_tokens": 48}, {"block": 32}, "--index-block-tokens", True),
         ({"engine": "sglang"}, {}, "--page-size 16", True),
+        ({"ranks": 2}, {}, "give --ranks 1", False),
+        ({"index_block_tokens": 1024}, {"block": 1 << 20}, "at most 4096 tokens", True),
+        ({}, {"sources": {"0": {**SOURCE, "endpoint": "tcp://*"}}}, "Remedy: give --events-endpoint", True),
     ],
 )
 def test_findings_name_the_remedy(config: dict, facts: dict, said: str, blind: bool) -> None:
     (finding,) = profile(config, **facts).findings
     assert said in str(finding)
     assert finding.blind == blind
+
+
+def test_ranks_are_those_that_publish() -> None:
+    sources = {rank: {**SOURCE, "replay_endpoint": "tcp://*:5558"} for rank in ("2", "3")}
+    found = profile(sources=sources, ranks=4)
+    assert [rank.number for rank in found.ranks] == [2, 3]
 
 
 def test_settings_win_over_what_the_engine_says() -> None:
@@ -75,7 +85,10 @@ def test_captured_models_with_adapters() -> None:
     assert found == ("tiny-qwen", "/models/model", {"lora-a": "/models/lora-a", "lora-x": "/models/lora-b"})
 
 
-@pytest.mark.parametrize("answer", [None, {}, {"data": None}, {"data": [5, "x"]}])
+@pytest.mark.parametrize(
+    "answer",
+    [None, {}, {"data": None}, {"data": 5}, {"data": "x"}, {"data": [5, "x", {"id": 5}, {"id": "x" * 257}]}],
+)
 def test_models_of_a_wrong_shape_are_none(answer: object) -> None:
     assert read_models(answer) == ("", "", {})
 
@@ -88,3 +101,17 @@ def test_the_model_s_files_are_offered_where_they_can_be_read(tmp_path: Path) ->
     assert (offered.tokenizer.size, [file.name for file in offered.files]) == (2, ["tokenizer.json"])
     assert not model_files(AgentConfig(model_path=tmp_path / "not"), found).files
     assert not model_files(AgentConfig(), Profile("", "m", "org/name", (), ())).files
+
+
+def test_files_of_a_model_that_the_engine_fetched_are_found_in_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    model = folder_of(tmp_path / "models--org--name", {"refs/main": commit.encode(), "blobs/x": b"{}"})
+    snapshot = folder_of(model / "snapshots" / commit, {"config.json": b"{}"})
+    (snapshot / "tokenizer.json").symlink_to(Path("../../blobs/x"))
+    offered = model_files(AgentConfig(), Profile("", "m", "org/name", (), ()))
+    assert [file.name for file in offered.files] == ["tokenizer.json", "config.json"]
+    for name in ("org/other", "no name of the hub", ""):
+        assert not model_files(AgentConfig(), Profile("", "m", name, (), ())).files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -84,3 +85,40 @@ def test_settings_count_ports_up() -> None:
     assert from_settings("ipc:///tmp/x", None, 1, bind=True) == [EventSource(0, "ipc:///tmp/x", None, True)]
     with pytest.raises(SourcesError, match="count up the port"):
         from_settings("ipc:///tmp/x", None, 2)
+
+
+WELL = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "buffer_steps": 10}
+
+
+def test_ranks_have_the_engine_s_numbers() -> None:
+    """A server of some of the ranks names those only."""
+    found = from_vllm({"3": WELL, "2": {**WELL, "buffer_steps": "x"}}, URL)
+    assert [(source.rank, source.replay_keeps) for source in found] == [(2, False), (3, False)]
+
+
+@pytest.mark.parametrize("rank", ["-1", "00", "\N{SUPERSCRIPT TWO}", "256", "9" * 5000, "x"])
+def test_ranks_that_are_none_are_refused(rank: str) -> None:
+    with pytest.raises(SourcesError, match="give --events-endpoint") as caught:
+        from_vllm({rank: WELL}, URL)
+    assert (caught.value.remedy, len(str(caught.value)) < 500) == ("give --events-endpoint", True)
+
+
+@pytest.mark.parametrize(
+    "endpoint", [None, 5, "", "junk", "inproc://x", "ipc://", "tcp://*", "tcp://*:0", "tcp://*:65536"]
+)
+def test_endpoints_that_cannot_be_reached_are_refused(endpoint: object) -> None:
+    with pytest.raises(SourcesError, match="no tcp:// or ipc:// endpoint"):
+        from_vllm({"0": {**WELL, "endpoint": endpoint}}, URL)
+    if endpoint:
+        with pytest.raises(SourcesError, match="no tcp:// or ipc:// endpoint"):
+            from_vllm({"0": {**WELL, "replay_endpoint": endpoint}}, URL)
+
+
+@pytest.mark.parametrize("name", ["endpoint_port_base", "replay_endpoint_port_base", "block_size", "dp_size"])
+@pytest.mark.parametrize("value", ["x", [1], {}, -3, 99_999_999, 1e300, True])
+def test_junk_of_sglang_is_refused_or_as_if_it_were_not_there(name: str, value: object) -> None:
+    config = {"publisher": "zmq", "endpoint_port_base": 5557, "replay_endpoint_port_base": 6557, "block_size": 64}
+    found = []
+    with suppress(SourcesError):
+        found = from_sglang({"kv_events": {**config, name: value}}, URL)
+    assert [source.events for source in found][:1] in ([], ["tcp://10.0.0.7:5557"])

@@ -11,7 +11,7 @@ redis:
 {{- end -}}
 {{- end -}}
 
-{{/* The model's folder in the worker; empty where only vLLM knows it. */}}
+{{/* The model's folder in the worker; empty where only the server knows it. */}}
 {{- define "warmroute.modelPath" -}}
 {{- if .Values.pool.modelFiles.volume -}}
 {{- printf "/models/%s" .Values.pool.modelFiles.path | trimSuffix "/" -}}
@@ -22,6 +22,10 @@ redis:
 
 {{- define "warmroute.config.gateway" -}}
 {{- $discovery := dict "namespace" .Release.Namespace "selector" (include "warmroute.poolSelector" .) "port" 8100 -}}
+{{- if eq .Values.pool.engine "external" -}}
+{{- $selector := required "pool.engine is external: set pool.external.selector to the labels of the engines' pods" .Values.pool.external.selector -}}
+{{- $discovery = dict "namespace" .Release.Namespace "selector" $selector "port" (int .Values.pool.external.port) -}}
+{{- end -}}
 {{- $pool := dict "name" .Values.pool.name "model" .Values.pool.model "policy" .Values.pool.policy "pinning" .Values.pool.pinning -}}
 {{- $_ := set $pool "kubernetes" $discovery -}}
 {{- /* Without it the gateway takes the files that the workers offer. */ -}}
@@ -39,13 +43,22 @@ redis:
 {{- toYaml (dict "indexer" (mergeOverwrite (deepCopy .Values.indexer.config) $section)) -}}
 {{- end -}}
 
+{{/* The section of what publishes: the built-in worker, the agent beside a server, or nothing of the chart's. */}}
 {{- define "warmroute.config.worker" -}}
-{{- $section := dict "host" "0.0.0.0" "port" 8100 "admin_host" "0.0.0.0" "admin_port" 8003 -}}
+{{- $engine := .Values.pool.engine -}}
+{{- $section := dict "admin_host" "0.0.0.0" "admin_port" 8003 -}}
 {{- $_ := set $section "indexer" (printf "%s-indexer:50051" (include "warmroute.fullname" .)) -}}
 {{- $_ := set $section "pool" .Values.pool.name -}}
 {{- $_ := set $section "model" .Values.pool.model -}}
 {{- $_ := set $section "index_block_tokens" (int .Values.pool.indexBlockTokens) -}}
 {{- with include "warmroute.modelPath" . }}{{ $_ := set $section "model_path" . }}{{ end -}}
+{{- if eq $engine "builtin" -}}
+{{- $_ := merge $section (dict "host" "0.0.0.0" "port" 8100) -}}
 {{- if .Values.pool.gpu.count }}{{ $_ := set $section "device" "cuda" }}{{ end -}}
 {{- toYaml (dict "worker" (mergeOverwrite (deepCopy .Values.pool.builtin.config) $section)) -}}
+{{- else if ne $engine "external" -}}
+{{- $_ := merge $section (dict "engine" $engine "engine_url" "http://127.0.0.1:8100") -}}
+{{- if .Values.pool.engineKey.existingSecret }}{{ $_ := set $section "engine_key_file" "/etc/warmroute-engine/key" }}{{ end -}}
+{{- toYaml (dict "agent" (mergeOverwrite (deepCopy .Values.pool.agent.config) $section)) -}}
+{{- end -}}
 {{- end -}}

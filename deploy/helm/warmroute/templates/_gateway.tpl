@@ -23,8 +23,15 @@
     defaultMode: 0440
     items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
 {{- end }}
+{{- with include "warmroute.engineKeyVolume" . }}
+{{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* The engines' key, for gateways and agents. */}}
+{{- define "warmroute.engineKeyVolume" -}}
 {{- with .Values.pool.engineKey }}
-{{- if .existingSecret }}
+{{- if .existingSecret -}}
 - name: engine-key
   secret:
     secretName: {{ .existingSecret }}
