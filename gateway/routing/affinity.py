@@ -28,7 +28,7 @@ NEAR_WITHOUT_KEYS: Final = 0.25
 REMEMBERED_SECONDS: Final = 1800.0
 """Without a request; caches under load forget sooner."""
 MOST_SESSIONS: Final = 65_536
-"""About 200 bytes each; past it the ones that were silent longest are forgotten."""
+"""About 300 bytes each; past it the ones that were silent longest are forgotten."""
 NO_SESSION: Final = 0
 
 
