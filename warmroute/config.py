@@ -78,16 +78,19 @@ class KubernetesDiscoveryConfig(Section):
 class Weights(Section):
     """Weights of `warm`'s cost: pending + (1 + g + w n) uncached + decode_tokens n + memory_tokens over, in tokens."""
 
-    g: float = Field(3.0, ge=0, description="price of the blocks evicted to make room")
-    w: float = Field(0.2, ge=0, description="price of stalling each request in flight")
+    g: float = Field(3.0, ge=0, le=1e3, description="price of the blocks evicted to make room")
+    w: float = Field(0.2, ge=0, le=1e3, description="price of stalling each request in flight")
     host_price: float = Field(
         0.25, ge=0, le=1, description="share of a host block's tokens that fetching it costs; 1: as if not cached"
     )
     decode_tokens: float = Field(
-        100.0, ge=0, description="price of the slower steps beside each request in flight, in tokens of prefill"
+        100.0, ge=0, le=1e9, description="price of the slower steps beside each request in flight, in tokens of prefill"
     )
     memory_tokens: float = Field(
-        500_000.0, ge=0, description="price of a whole KV cache beyond 90 % use after admission, in tokens of prefill"
+        500_000.0,
+        ge=0,
+        le=1e9,
+        description="price of a whole KV cache beyond 90 % use after admission, in tokens of prefill",
     )
     context: float = Field(
         0.0, ge=0, le=1, description="share that is counted of what a long context costs, once rates are learned"
@@ -165,8 +168,10 @@ class PoolConfig(Section):
     engine: EngineName | None = Field(
         None, description="the workers' engine, for the request fields it takes; as they say in Hello when left out"
     )
-    pinning: bool = Field(
-        True, description="whether requests may choose a worker or data-parallel rank by header; false refuses them"
+    pinning: bool | None = Field(
+        None,
+        description="whether requests may choose a worker or data-parallel rank by header; left out: where no API keys "
+        "are asked for, since a tenant could put all its load on one worker",
     )
     retry_ratio: float = Field(0.2, ge=0, le=1, description="retries allowed, as a share of the pool's requests")
     retries_per_second: float = Field(1.0, ge=0, description="retries allowed beyond that share")

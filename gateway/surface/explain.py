@@ -103,7 +103,7 @@ class Explainer:
         if forwarder.unsalted(request.path, route, served, tenant):
             raise _refused(unsalted_refusal(request.path))
         pool, fields = served.pool, parsed.fields
-        within = pinned(request, pool.router)
+        within = pinned(request, pool.router, tenant)
         if isinstance(within, Refusal):
             raise _refused(within)
         session = read_hints(request, fields).session

@@ -115,7 +115,7 @@ class Forwarder:
         if self.unsalted(request.path, route, served, tenant):
             refuse(reply, unsalted_refusal(request.path))
             return served.pool.name
-        within = pinned(request, served.pool.router)
+        within = pinned(request, served.pool.router, tenant)
         if isinstance(within, Refusal):
             refuse(reply, within)
             return served.pool.name

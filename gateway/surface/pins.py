@@ -16,7 +16,7 @@ from gateway.entrypoint.http import Request
 from gateway.routing.ranks import MOST_RANKS, RANK_HEADER
 from gateway.routing.router import PoolRouter
 from gateway.routing.workers import Worker
-from gateway.tenants.tenant import Refusal
+from gateway.tenants.tenant import Refusal, Tenant
 
 WORKER_HEADER: Final = b"x-warmroute-worker"
 _HEADERS: Final = frozenset({WORKER_HEADER, RANK_HEADER})
@@ -26,12 +26,13 @@ _NAMED: Final = 10
 """Workers that an error names."""
 
 
-def pinned(request: Request, router: PoolRouter) -> frozenset[str] | Refusal | None:
+def pinned(request: Request, router: PoolRouter, tenant: Tenant) -> frozenset[str] | Refusal | None:
     """The uids of the workers that the request may go to; None where it says nothing, or the pool has no worker."""
     if _HEADERS.isdisjoint(request.first_values):
         return None  # most requests
     workers = router.known_workers
-    if not router.config.pinning:
+    allowed = router.config.pinning
+    if not (tenant.anonymous if allowed is None else allowed):
         message = (
             "the headers X-Warmroute-Worker and X-Data-Parallel-Rank are switched off here: leave them out, or ask the "
             "operator of this gateway to set pinning for this pool"

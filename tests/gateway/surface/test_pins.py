@@ -86,6 +86,18 @@ def test_a_pin_is_hard() -> None:
     run(scenario())
 
 
+def test_tenants_pin_nothing_unless_the_operator_says_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with worker(replying(as_json(b"{}"))) as engine:
+            async with gate(engine.port, access=tenants(tmp_path)) as gateway:
+                status, code, _ = error(await ask(gateway, *bearer("b"), "X-Warmroute-Worker: w0"))
+                assert (status, code) == (403, "pinning_off")
+            async with gate(engine.port, access=tenants(tmp_path), pinning=True) as gateway:
+                assert who(await ask(gateway, *bearer("b"), "X-Warmroute-Worker: w0")) == "w0"
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("header", ["X-Warmroute-Worker: w0", "X-Data-Parallel-Rank: 0"])
 def test_an_operator_can_switch_pins_off(header: str) -> None:
     async def scenario() -> None:

@@ -26,7 +26,8 @@ redis:
 {{- $selector := required "pool.engine is external: set pool.external.selector to the labels of the engines' pods" .Values.pool.external.selector -}}
 {{- $discovery = dict "namespace" .Release.Namespace "selector" $selector "port" (int .Values.pool.external.port) -}}
 {{- end -}}
-{{- $pool := dict "name" .Values.pool.name "model" .Values.pool.model "policy" .Values.pool.policy "pinning" .Values.pool.pinning -}}
+{{- $pool := dict "name" .Values.pool.name "model" .Values.pool.model "policy" .Values.pool.policy -}}
+{{- if not (kindIs "invalid" .Values.pool.pinning) }}{{ $_ := set $pool "pinning" .Values.pool.pinning }}{{ end -}}
 {{- $_ := set $pool "kubernetes" $discovery -}}
 {{- /* Without it the gateway takes the files that the workers offer. */ -}}
 {{- if .Values.pool.modelFiles.volume }}{{ $_ := set $pool "model_path" (include "warmroute.modelPath" .) }}{{ end -}}
