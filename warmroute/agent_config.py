@@ -29,7 +29,7 @@ class AgentConfig(Section):
         None, description="folder with the model's tokenizer.json; the engine's own path when it can be read here"
     )
     worker_id: str | None = Field(
-        None, max_length=240, description="unique id, such as the pod's UID; random when left out"
+        None, min_length=1, max_length=240, description="unique id, such as the pod's UID; random when left out"
     )
     advertise_address: HostPort | None = Field(
         None, description="host:port of the engine that gateways know; engine_url's when left out"

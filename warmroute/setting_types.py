@@ -52,8 +52,11 @@ def _check_http_url(value: str) -> str:
 
 def _check_endpoint(value: str) -> str:
     """A ZMQ endpoint, as the engine's flags have it."""
-    if not value.startswith(("tcp://", "ipc://")) or (value.startswith("tcp://") and ":" not in value[6:]):
-        raise ValueError("give a ZMQ endpoint such as tcp://127.0.0.1:5557")
+    scheme, _, rest = value.partition("://")
+    host, _, port = rest.rpartition(":")
+    reachable = host and port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535
+    if not (reachable if scheme == "tcp" else scheme == "ipc" and rest):
+        raise ValueError("give a ZMQ endpoint such as tcp://127.0.0.1:5557 or ipc:///run/engine/events")
     return value
 
 

@@ -178,6 +178,8 @@ class Publisher:
             self._metrics.reconnects.labels(end.reason).inc()
             if end.reason in {"new_epoch", "age"}:
                 delay = shortest
+                # At once, but an engine that starts over and over makes no storm of streams.
+                await asyncio.sleep(max(0.0, shortest - (time.monotonic() - started_at)))
                 continue
             if end.reason == "leave":
                 # All workers of a replica that ends come at once; the others should not get them at once.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ from warmroute.lifecycle import StartupError, cannot_listen, until_signal
 from warmroute.worker_metrics import AgentMetrics
 from worker.adapters.engine_client import EngineClient, EngineError, engine_client
 from worker.adapters.monitor import EngineChangedError, Monitor
-from worker.adapters.profile import Profile, model_files, probe
+from worker.adapters.profile import Finding, Profile, model_files, probe
 from worker.adapters.rank_worker import RankedMetrics, RankWorker
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class Agent:
         """Serve until cancelled; an engine that is not there is waited for."""
         config = self._config
         key = _key(config)
+        if config.model_path is not None and not config.model_path.is_dir():
+            raise StartupError(f"agent.model_path: {config.model_path} is no folder: give the model's, or leave it out")
         with zmq.asyncio.Context() as context:
             async with engine_client(
                 config.engine_url, timeout_seconds=config.engine_timeout_seconds, key=key
@@ -119,7 +122,10 @@ class Agent:
         """Run the workers of an engine as it is now."""
         files = await asyncio.to_thread(model_files, self._config, profile)
         if files.tokenizer is None:
-            logger.warning("no tokenizer.json at hand: give --model-path, the model's folder")
+            what = "no tokenizer.json is at hand, so that gateways with one match nothing here"
+            missing = Finding(what, "give --model-path, the model's folder")
+            logger.warning("%s", missing)
+            profile = replace(profile, findings=(*profile.findings, missing))
         self._ranked, self.workers = [], []
         try:
             for rank in profile.ranks:
@@ -165,7 +171,5 @@ def _key(config: AgentConfig) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"agent.engine_key_file: {config.engine_key_file} cannot be read: {error}") from error
     if not key or not key.isascii() or not key.isprintable():
-        raise StartupError(
-            f"agent.engine_key_file: {config.engine_key_file} must hold one line of ASCII, the key alone"
-        )
+        raise StartupError(f"agent.engine_key_file: {config.engine_key_file} must hold the key alone, in ASCII")
     return key

@@ -101,7 +101,9 @@ class _Uncached:
 class MetricsReader:
     """Reads one engine's metrics text again and again. Bounded by its ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        """`quiet`: another reader says what is missing."""
+        self._quiet = quiet
         self._uncached: dict[int, _Uncached] = {}
         self._said: set[str] = set()
 
@@ -161,7 +163,7 @@ class MetricsReader:
                 self._say_once(line[:80], ("a line that is no metric",))
 
     def _say_once(self, what: str, names: tuple[str, ...]) -> None:
-        if what not in self._said and len(self._said) < 64:
+        if not self._quiet and what not in self._said and len(self._said) < 64:
             self._said.add(what)
             logger.warning("the engine's metrics lack %s (%s): taken as none", what, ", ".join(names))
 

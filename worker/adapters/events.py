@@ -70,13 +70,12 @@ EngineEvent = Stored | Removed | Moved | Cleared
 
 
 class EngineBatch(NamedTuple):
-    """What one engine step published. `at`: the engine's clock, in seconds. `rank` is None where it says none.
+    """What one engine step published. `at`: the engine's clock, in seconds.
 
     `undecodable` counts events that were left out; `ignored` those of kinds that say nothing of the cache's contents.
     """
 
     at: float
-    rank: int | None
     events: Sequence[EngineEvent]
     undecodable: int = 0
     ignored: int = 0

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 HEALTH_SECONDS: Final = 1.0
 ADAPTERS_SECONDS: Final = 5.0
+# An engine that comes and goes is said to no more often than this.
+COMPLAINT_SECONDS: Final = 30.0
 DRAIN_SECONDS: Final = 0.1
 # Clocks of a process start are as exact as this.
 START_SECONDS: Final = 1.0
@@ -58,8 +60,10 @@ class Monitor:
         self._started_at = profile.started_at
         self._adapters = dict(profile.adapters)
         self._gone = False
+        self._down_said = False
         self._probe_due = False
         self._size_said = False
+        self._metrics_said = False
         self._due: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -107,8 +111,9 @@ class Monitor:
             self._returned(scrape)
         if self._probe_due:
             await self._probe_again()
-        if not self.up:
+        if not self.up and self._down_said:
             logger.info("the engine answers again")
+            self._down_said = False
         self.up, self.trouble = True, ""
         self._metrics.engine_up.set(1)
         for rank, load in scrape.loads.items():
@@ -130,6 +135,9 @@ class Monitor:
         except EngineError as error:
             self._metrics.scrape_failures.inc()
             if error.status:  # an engine without metrics is still an engine: its health says whether it is well
+                if not self._metrics_said:
+                    logger.warning("the engine's metrics cannot be read, its load is taken as none: %s", error)
+                self._metrics_said = True
                 return Scrape(dict.fromkeys(self._workers, EngineLoad()))
             raise
         if self._config.engine == "tensorrt-llm" and text.lstrip()[:1] in {"[", "{"}:
@@ -158,8 +166,10 @@ class Monitor:
             raise EngineChangedError
 
     def _failed(self, error: EngineError) -> None:
-        if self.up:
+        if self.up and self._due_now("complaint", time.monotonic(), COMPLAINT_SECONDS):
             logger.warning("the engine does not answer as it should: %s", error)
+            self._down_said = True
+        self._due.pop("health", None)  # it is asked again before the engine counts as well
         self.up, self.trouble = False, str(error)
         self._metrics.engine_up.set(0)
         if error.refused and not self._gone:

@@ -61,10 +61,8 @@ def decode_batch(payload: bytes) -> EngineBatch:
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:  # TypeError: a list as a key
         raise DecodeError(f"no msgpack: {error}") from error
     match batch:
-        case {"ts": at, "events": raw, **rest}:
-            rank = rest.get("data_parallel_rank", rest.get("attn_dp_rank"))
-        case [at, raw, *more]:
-            rank = more[0] if more else None
+        case {"ts": at, "events": raw} | [at, raw, *_]:
+            pass
         case _:
             raise DecodeError(f"no batch of events but {type(batch).__name__}")
     if not isinstance(at, int | float) or not math.isfinite(at) or not isinstance(raw, list):
@@ -81,7 +79,7 @@ def decode_batch(payload: bytes) -> EngineBatch:
             ignored += 1
         else:
             events.append(decoded)
-    return EngineBatch(float(at), rank if isinstance(rank, int) else None, events, undecodable, ignored)
+    return EngineBatch(float(at), events, undecodable, ignored)
 
 
 def _event(event: object) -> EngineEvent | None:

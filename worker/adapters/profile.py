@@ -76,7 +76,7 @@ async def probe(client: EngineClient, config: AgentConfig) -> Profile:
     if config.model is None and not model:
         raise EngineError(f"{client.url}/v1/models names no model; give --model", status=200)
     version = await _version(client, config)
-    scrape = MetricsReader().read(await _text_or_nothing(client, "/metrics"))
+    scrape = MetricsReader(quiet=True).read(await _text_or_nothing(client, "/metrics"))
     server_info = await _json_or_nothing(client, "/server_info") if config.engine == "sglang" else None
     sources: Sequence[EventSource] = ()
     try:
@@ -147,10 +147,11 @@ async def _version(client: EngineClient, config: AgentConfig) -> str:
 
 
 async def _json_or_nothing(client: EngineClient, path: str) -> Any:
+    """None where the engine has no such path. Raises EngineError while it cannot say."""
     try:
         return await client.json(path)
     except EngineError as error:
-        if not error.status:
+        if not error.status or error.status >= 500:
             raise
         return None
 

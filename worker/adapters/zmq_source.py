@@ -16,6 +16,7 @@ from typing import Final
 
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
 
 from worker.adapters.feed import Feed
 from worker.adapters.sources import EventSource
@@ -36,6 +37,7 @@ AUDIT_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 1.0
 
 _END: Final = b"\xff" * 8
+_ABSENT: Final = "nobody publishes at"
 
 
 class ZmqSource:
@@ -45,15 +47,22 @@ class ZmqSource:
         self.source = source
         self.feed = feed
         self.bound = False
-        self.trouble = ""
-        """Why the socket cannot be opened, or the last replay failed; empty when all is well."""
+        self._trouble = ""
+        self._peers = 0
+        self._absence_said = False
         self._context = context
         self._heard_at = 0.0
         self._audit_seconds = FIRST_AUDIT_SECONDS
 
+    @property
+    def trouble(self) -> str:
+        """Why the socket cannot be used, or the last replay failed; empty when all is well."""
+        return self._trouble or ("" if self._peers else f"{_ABSENT} {self.source.events}")
+
     async def run(self) -> None:
         """Read until cancelled. An endpoint that cannot be used is tried again: another may yet let go of it."""
         subscriber = self._context.socket(zmq.SUB)
+        monitor = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         try:
             subscriber.setsockopt(zmq.RCVHWM, RECEIVE_MESSAGES)
             subscriber.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES)
@@ -69,8 +78,10 @@ class ZmqSource:
                 if self._open(subscriber):
                     break
                 await asyncio.sleep(RETRY_SECONDS)
-            await self._read(subscriber)
+            await self._read(subscriber, zmq.Socket.shadow(monitor.underlying))
         finally:
+            subscriber.disable_monitor()
+            monitor.close(0)
             subscriber.close(0)
 
     def _open(self, subscriber: zmq.asyncio.Socket) -> bool:
@@ -83,7 +94,7 @@ class ZmqSource:
                 "--events-endpoint, and --events-bind true only where the engine connects to it"
             )
             return False
-        self.trouble = ""
+        self._trouble = ""
         return True
 
     def _bind_or_connect(self, subscriber: zmq.asyncio.Socket) -> None:
@@ -99,10 +110,11 @@ class ZmqSource:
             subscriber.connect(self.source.events)
             logger.info("reading events of rank %d from %s", self.source.rank, self.source.events)
 
-    async def _read(self, subscriber: zmq.asyncio.Socket) -> None:
+    async def _read(self, subscriber: zmq.asyncio.Socket, monitor: zmq.Socket[bytes]) -> None:
         plain: zmq.Socket[bytes] = zmq.Socket.shadow(subscriber.underlying)
         self._heard_at = time.monotonic()
         while True:
+            self._count_peers(monitor)
             if self.feed.replay_wanted:
                 await self._replay(lambda: self._drain(plain))
                 self._heard_at = time.monotonic()
@@ -113,9 +125,20 @@ class ZmqSource:
                     self._heard_at = time.monotonic()
                 await asyncio.sleep(0)
             elif time.monotonic() >= quiet_until:
+                if self._audit_seconds == AUDIT_SECONDS and not self._peers and not self._absence_said:
+                    logger.warning(
+                        "rank %d: %s %s, or it cannot be reached", self.source.rank, _ABSENT, self.source.events
+                    )
+                    self._absence_said = True
                 self._audit_seconds = AUDIT_SECONDS
                 self.feed.replay_wanted = self.source.replay is not None
                 self._heard_at = time.monotonic()
+
+    def _count_peers(self, monitor: zmq.Socket[bytes]) -> None:
+        """Who has come and gone: without anybody there are no events, which looks like an idle engine."""
+        while monitor.poll(0):
+            event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            self._peers = max(0, self._peers + (1 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else -1))
 
     def _drain(self, plain: zmq.Socket[bytes]) -> int:
         """Offer what is there, up to a turn's worth; says how many."""
@@ -151,7 +174,7 @@ class ZmqSource:
             self._complain(f"the replay at {self.source.replay} failed: {why}")
             complete = False
         else:
-            self.trouble = ""
+            self._trouble = ""
         finally:
             dealer.close(0)
         if self.feed.lives == lives:
@@ -183,6 +206,6 @@ class ZmqSource:
         return False
 
     def _complain(self, trouble: str) -> None:
-        if not self.trouble:
+        if not self._trouble:
             logger.warning("rank %d: %s", self.source.rank, trouble)
-        self.trouble = trouble
+        self._trouble = trouble

@@ -12,6 +12,7 @@ import msgpack
 import zmq
 import zmq.asyncio
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 METRICS = """process_start_time_seconds {started}
 vllm:num_requests_running{{engine="{rank}"}} {running}
@@ -113,6 +114,8 @@ class EngineHttp:
         self.started = 1000.0
         self.running = 1
         self.healthy = True
+        self.broken: set[str] = set()
+        self.missing: set[str] = set()
         self.block = 16
         self.ranks = 1
         self.models = [{"id": "tiny", "root": "/nowhere", "parent": None}]
@@ -125,7 +128,7 @@ class EngineHttp:
         self._runner: web.AppRunner | None = None
 
     async def start(self, port: int = 0) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[self._fail])
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/{path:.*}", self._facts)
@@ -145,6 +148,12 @@ class EngineHttp:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    @web.middleware
+    async def _fail(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in self.broken or request.path in self.missing:
+            return web.Response(status=500 if request.path in self.broken else 404)
+        return await handler(request)
 
     async def _facts(self, request: web.Request) -> web.Response:
         answers = {

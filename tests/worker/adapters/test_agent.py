@@ -20,6 +20,7 @@ from tests.worker.adapters.support import Naive, scenario, scenario_names
 from warmroute.agent_config import AgentConfig
 from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity
+from warmroute.lifecycle import StartupError
 from worker.adapters.agent import Agent
 
 INDEX_TOKENS = 16
@@ -96,7 +97,10 @@ def test_an_engine_without_changes_becomes_a_worker(redis_url: str) -> None:
                 ready, details = subject.readiness()
                 assert ready
                 assert details["index"] == {"pod": "connected"}
-                assert (details["events"], details["findings"]) == ("exact", [])
+                assert details["events"] == "exact"
+                (finding,) = details["findings"]
+                assert finding.startswith("no tokenizer.json is at hand")
+                assert details["troubles"] == []
                 assert b'warmroute_agent_events_total{rank="0",what="batches"} 2.0' in generate_latest(subject.registry)
 
     asyncio.run(run())
@@ -221,6 +225,74 @@ def test_an_engine_without_events_is_guessed_at_and_told_what_to_change(
     assert said.startswith("vLLM publishes no cache events. Remedy: start vLLM with --kv-events-config")
 
 
+def test_an_engine_that_cannot_say_yet_is_waited_for(redis_url: str) -> None:
+    """It is not taken for one without events, which it would stay until it starts anew."""
+
+    async def run() -> None:
+        async with line(redis_url) as whole:
+            whole.http.broken.add("/kv_event_sources")
+            async with agent(whole.index, whole.http) as subject:
+                await eventually(lambda: "answers 500" in subject.readiness()[1]["engine"])
+                whole.http.broken.clear()
+                await eventually(lambda: subject.readiness()[0])
+                assert subject.readiness()[1]["events"] == "exact"
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_is_never_well_is_never_ready(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with line(redis_url) as whole, agent(whole.index, whole.http) as subject:
+            await eventually(lambda: subject.readiness()[0])
+            whole.http.healthy = False
+            await eventually(lambda: not subject.readiness()[0])
+            asked = len(whole.http.keys)
+            while len(whole.http.keys) < asked + 5:
+                assert not subject.readiness()[0]
+                await asyncio.sleep(0)
+            whole.http.healthy = True
+            await eventually(lambda: subject.readiness()[0])
+
+    asyncio.run(run())
+    assert caplog.text.count("does not answer as it should") == 1
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/health", "/version"])
+def test_paths_that_an_engine_has_not_are_no_failures(path: str, redis_url: str) -> None:
+    async def run() -> None:
+        async with line(redis_url) as whole:
+            whole.http.missing.add(path)
+            async with agent(whole.index, whole.http) as subject:
+                await whole.ranks[0].publish_events(stored(1))
+                await whole.holds("pod", keys([1] * 32))
+                assert subject.readiness()[0]
+
+    asyncio.run(run())
+
+
+def test_messages_of_a_process_that_has_gone_are_no_blocks_of_the_next(redis_url: str) -> None:
+    """They can still be under way when nobody listens any more."""
+
+    async def run() -> None:
+        async with line(redis_url) as whole, agent(whole.index, whole.http) as subject:
+            (engine,) = whole.ranks
+            engine.clock = 1000.0
+            await engine.publish_events(stored(1))
+            await whole.holds("pod", keys([1] * 32))
+            port = whole.http.port
+            await whole.http.stop()
+            await whole.holds("pod", set())
+            await engine.publish_events(stored(2))
+            await whole.holds("pod", keys([1] * 32) | keys([2] * 32))
+            engine.restart()
+            whole.http.started = 2000.0
+            await whole.http.start(port)
+            await whole.holds("pod", set())
+            await eventually(lambda: subject.readiness()[0])
+
+    asyncio.run(run())
+
+
 def test_blocks_of_another_size_than_said_are_said(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with line(redis_url) as whole, agent(whole.index, whole.http, engine_block_tokens=32) as subject:
@@ -284,6 +356,23 @@ def test_the_key_and_the_tokenizer(redis_url: str, tmp_path: Path) -> None:
             assert [(file["name"], file["size"]) for file in facts_there.files] == [("tokenizer.json", 2)]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("key", "said"), [(None, "cannot be read"), ("", "must hold the key alone"), ("a\nb", "must hold the key alone")]
+)
+def test_a_key_that_is_none_is_refused(key: str | None, said: str, tmp_path: Path) -> None:
+    if key is not None:
+        (tmp_path / "key").write_text(key)
+    subject = Agent(AgentConfig(engine_key_file=tmp_path / "key"), ClientSecurity(GrpcConfig()))
+    with pytest.raises(StartupError, match=f"agent.engine_key_file: .*{said}"):
+        asyncio.run(subject.run())
+
+
+def test_a_model_path_that_is_none_is_refused(tmp_path: Path) -> None:
+    subject = Agent(AgentConfig(model_path=tmp_path / "not"), ClientSecurity(GrpcConfig()))
+    with pytest.raises(StartupError, match=r"agent.model_path: .* is no folder"):
+        asyncio.run(subject.run())
 
 
 # Ranks and items of pictures are the business of tests of their own.

@@ -252,3 +252,36 @@ async def publish_until_seen(engine: Any, reader: Reader) -> bool:
     """Whether the subscription is there: what is published before that is nobody's."""
     await engine.publish_events(stored(1))
     return bool(reader.keys)
+
+
+def test_an_endpoint_that_another_has_bound_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.adapters.zmq_source.RETRY_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        async with rank_sockets() as engine, rank_sockets() as other:
+            taken, _ = other.bind()
+            async with reading(taken, None, bind=True) as reader:
+                await eventually(lambda: "cannot be bound" in reader.source.trouble)
+                assert "--events-bind" in reader.source.trouble
+                other.close()
+                await eventually(lambda: reader.source.bound)
+                engine.connect(taken)
+                await eventually(lambda: not reader.source.trouble, within=15)
+                await engine.publish_events(stored(1))
+                await eventually(lambda: reader.keys == keys(1))
+
+    asyncio.run(scenario())
+
+
+def test_an_endpoint_where_nobody_publishes_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    """Else it looks like an engine that idles."""
+    monkeypatch.setattr("worker.adapters.zmq_source.FIRST_AUDIT_SECONDS", 0.05)
+    monkeypatch.setattr("worker.adapters.zmq_source.AUDIT_SECONDS", 0.06)
+
+    async def scenario() -> None:
+        async with reading("ipc:///nowhere/at/all", None) as reader:
+            await eventually(lambda: "nobody publishes at ipc:///nowhere/at/all, or it" in caplog.text)
+            assert reader.source.trouble == "nobody publishes at ipc:///nowhere/at/all"
+
+    asyncio.run(scenario())
+    assert caplog.text.count("nobody publishes") == 1
