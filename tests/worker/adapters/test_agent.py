@@ -20,7 +20,6 @@ from tests.worker.adapters.support import Naive, scenario, scenario_names
 from warmroute.agent_config import AgentConfig
 from warmroute.connection_config import GrpcConfig
 from warmroute.grpc_security import ClientSecurity
-from warmroute.lifecycle import StartupError
 from worker.adapters.agent import Agent
 
 INDEX_TOKENS = 16
@@ -356,23 +355,6 @@ def test_the_key_and_the_tokenizer(redis_url: str, tmp_path: Path) -> None:
             assert [(file["name"], file["size"]) for file in facts_there.files] == [("tokenizer.json", 2)]
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("key", "said"), [(None, "cannot be read"), ("", "must hold the key alone"), ("a\nb", "must hold the key alone")]
-)
-def test_a_key_that_is_none_is_refused(key: str | None, said: str, tmp_path: Path) -> None:
-    if key is not None:
-        (tmp_path / "key").write_text(key)
-    subject = Agent(AgentConfig(engine_key_file=tmp_path / "key"), ClientSecurity(GrpcConfig()))
-    with pytest.raises(StartupError, match=f"agent.engine_key_file: .*{said}"):
-        asyncio.run(subject.run())
-
-
-def test_a_model_path_that_is_none_is_refused(tmp_path: Path) -> None:
-    subject = Agent(AgentConfig(model_path=tmp_path / "not"), ClientSecurity(GrpcConfig()))
-    with pytest.raises(StartupError, match=r"agent.model_path: .* is no folder"):
-        asyncio.run(subject.run())
 
 
 # Ranks and items of pictures are the business of tests of their own.
