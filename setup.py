@@ -14,29 +14,31 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 HOT = {
-    "gateway": "app load_report usage",
-    "gateway/entrypoint": "connection exchange flow_control forwarding framing http relay reply request_parser sse "
-    "upstream upstream_connection watch",
-    "gateway/routing": "affinity approximate assignment candidates facts flight flight_view least_requests lmetric "
-    "memory predictions reservations retry_budget round_robin routed_request router sight sparse warm warm_seconds "
-    "workers",
-    "gateway/surface": "access engines forwarder json_members paths pools request_edits",
+    "gateway/engines": "registry",
+    "gateway/http": "connection exchange flow_control forwarding framing message reply request_parser sse upstream "
+    "upstream_connection deadlines",
+    "gateway/requests": "access app forwarder json_members paths pools relay request_edits usage",
+    "gateway/routing": "assignment candidates routed_request router",
+    "gateway/routing/census": "workers",
+    "gateway/routing/policies": "facts least_requests lmetric memory round_robin warm warm_seconds",
+    "gateway/routing/state": "approximate load_report peer_sync peer_view predictions reservations retry_budget "
+    "sessions snapshot sparse",
     "gateway/tenants": "headers lease limiter salts share tenant tenants",
-    "indexer": "mirror",
-    "warmroute": "cached_labels",
+    "indexer/reader": "mirror",
+    "warmroute/process": "cached_labels",
 }
 """What every request runs, by folder, and nothing that has what mypyc (2.4) gets wrong:
 
-- a module's `Final` tuple of floats cannot be read (`gateway.loads`);
+- a module's `Final` tuple of floats cannot be read (`gateway.discovery.load_reports`);
 - an `await` within `except` or `finally` leaves the exception that is handled with whoever runs next on the thread
   (the tests' fixture `nothing_is_handled` finds it).
 
 It runs the `__init__` that `dataclass` makes as Python: what is made for every worker has one of its own
-(`gateway.routing.facts`).
+(`gateway.routing.policies.facts`).
 """
 PATHS = [f"{folder}/{name}.py" for folder, names in HOT.items() for name in names.split()]
 DIGESTS = Path("gateway/compiled.json")
-"""Which sources were compiled; `gateway.compiled` compares."""
+"""Which sources were compiled; `gateway.process.compiled` compares."""
 
 
 def extensions() -> list[Extension]:

@@ -17,8 +17,8 @@ from bench.index.report import Report
 from worker.adapters.feed import Feed
 from worker.adapters.translate import Translator
 from worker.events import CacheEvent
-from worker.index_blocks import Changes, IndexBlocks
-from worker.publish_state import PublishState
+from worker.publish.index_blocks import Changes, IndexBlocks
+from worker.publish.state import PublishState
 
 BLOCK, INDEX = 16, 64
 GOAL_BLOCKS = 200_000

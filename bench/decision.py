@@ -18,21 +18,21 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from gateway import compiled
-from gateway.discovery.targets import Target
-from gateway.load_report import Report
+from gateway.process import compiled
 from gateway.prompts.keyer import Prompt
 from gateway.routing.assignment import Outcome
-from gateway.routing.rates import SAMPLES
+from gateway.routing.census.targets import Target
+from gateway.routing.census.workers import SLOW_START_SECONDS
 from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.router import PoolRouter
-from gateway.routing.workers import SLOW_START_SECONDS
-from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS, pool_fingerprint
+from gateway.routing.state.load_report import Report
+from gateway.routing.state.rates import SAMPLES
+from indexer.keys import pool_fingerprint
 from indexer.layout import WorkerFacts
-from indexer.mirror import Mirror
-from warmroute.config import PoolConfig
+from indexer.reader.mirror import Mirror
+from warmroute.config.pool import PoolConfig
+from warmroute.config.setting_types import DEFAULT_INDEX_BLOCK_TOKENS, PolicyName
 from warmroute.metrics import GatewayMetrics
-from warmroute.setting_types import PolicyName
 
 BLOCKS: Final = 128
 SHARED_BLOCKS: Final = 16

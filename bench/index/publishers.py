@@ -19,10 +19,10 @@ from operator import xor
 from prometheus_client import CollectorRegistry
 
 from bench.index.workload import BLOCK_TOKENS, POOL, Sizes, keys_of_workers, random_keys, rng, worker_id
-from warmroute.worker_metrics import WorkerMetrics
 from worker.events import EngineLoad
-from worker.index_blocks import Changes
-from worker.publisher import Identity, Publisher, new_epoch
+from worker.metrics import WorkerMetrics
+from worker.publish.index_blocks import Changes
+from worker.publish.publisher import Identity, Publisher, new_epoch
 
 FEED_SECONDS = 0.005
 STEP_SECONDS = 0.025

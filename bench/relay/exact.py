@@ -19,12 +19,13 @@ from gateway.prompts.body import BodyKind, Unkeyed, parse_body
 from gateway.prompts.keyer import KeySpace, PromptKeyer
 from gateway.tenants.salts import Salts
 from gateway.tenants.tenant import Tenant
-from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS, pool_fingerprint
+from indexer.keys import pool_fingerprint
 from indexer.layout import Part, WorkerFacts
-from indexer.ledger import Ledger
-from warmroute.connection_config import RedisConfig
-from warmroute.indexer_metrics import IndexerMetrics
-from warmroute.redis_client import connect
+from indexer.server.ledger import Ledger
+from indexer.server.metrics import IndexerMetrics
+from warmroute.config.redis import RedisConfig
+from warmroute.config.setting_types import DEFAULT_INDEX_BLOCK_TOKENS
+from warmroute.redis.client import connect
 from worker.model_cache import ModelCacheError, ensure_model
 
 ROUTING: Final = "by cache and load"

@@ -38,7 +38,7 @@ from redis.exceptions import RedisError
 from bench.relay import exact, servers
 from bench.relay.load import body, load
 from bench.relay.servers import Server
-from gateway.compiled import description, is_compiled
+from gateway.process.compiled import description, is_compiled
 
 SMALL_BYTES = 400
 LARGE_BYTES = 8192

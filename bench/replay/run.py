@@ -19,7 +19,7 @@ from gateway.replay.read import TraceError, read_trace
 from gateway.replay.settings import PolicySetting, ReplaySettings
 from gateway.replay.simulation import Simulation
 from gateway.replay.trace import Trace, TraceRequest, infinite_cache_hit_rate
-from warmroute.config import Weights
+from warmroute.config.pool import Weights
 
 Item = TypeVar("Item")
 HERE: Final = Path(__file__).parent.parent / "data" / "mooncake_conversation_2000.jsonl.gz"

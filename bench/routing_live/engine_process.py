@@ -21,14 +21,14 @@ from prometheus_client import CollectorRegistry
 
 from bench.routing_live.simulated_engine import Generation, Machine, SimulatedEngine
 from bench.routing_live.tokens import Tokens
-from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS
 from warmroute.cli.children import end_with_parent
-from warmroute.worker_metrics import WorkerMetrics
+from warmroute.config.setting_types import DEFAULT_INDEX_BLOCK_TOKENS
 from worker.engine.protocol import ChatRequest, RequestError, parse
 from worker.events import CacheCleared
-from worker.index_blocks import capacity_keys
-from worker.model_files import ModelFiles
-from worker.publisher import Identity, Publisher
+from worker.metrics import WorkerMetrics
+from worker.publish.index_blocks import capacity_keys
+from worker.publish.offered_files import ModelFiles
+from worker.publish.publisher import Identity, Publisher
 
 POOL: Final = "bench"
 MODEL: Final = "bench"

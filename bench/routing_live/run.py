@@ -30,8 +30,8 @@ from bench.routing_live.clients import drive
 from bench.routing_live.cluster import Cluster, Front
 from bench.routing_live.figures import Figures, endless_hit, figures
 from bench.routing_live.workloads import RECIPES, Scale, Workload
-from gateway.compiled import description
-from gateway.routing.policies import POLICIES
+from gateway.process.compiled import description
+from gateway.routing.policies.registry import POLICIES
 
 OURS = "warm"
 BASELINES = ("least_requests", "round_robin")

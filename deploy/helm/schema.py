@@ -14,8 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from warmroute.agent_config import AgentConfig
-from warmroute.config import GatewayConfig, IndexerConfig, WorkerConfig
+from warmroute.config.agent import AgentConfig
+from warmroute.config.gateway import GatewayConfig
+from warmroute.config.indexer import IndexerConfig
+from warmroute.config.worker import WorkerConfig
 
 SCHEMA = Path(__file__).parent / "warmroute" / "values.schema.json"
 

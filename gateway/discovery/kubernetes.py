@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from gateway.discovery.podapi import ApiUnavailableError, HistoryExpiredError, connect
 from gateway.discovery.pods import PodSet
-from gateway.discovery.targets import OnTargets
-from warmroute.config import KubernetesDiscoveryConfig
+from gateway.routing.census.targets import OnTargets
+from warmroute.config.pool import KubernetesDiscoveryConfig
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from kubernetes.aio import client
 from kubernetes.aio import config as credentials
 
 from gateway.discovery.pods import Pod
-from warmroute.config import KubernetesDiscoveryConfig
+from warmroute.config.pool import KubernetesDiscoveryConfig
 
 FAILURES = (
     aiohttp.ClientError,

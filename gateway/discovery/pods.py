@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.discovery.targets import Target
+from gateway.routing.census.targets import Target
 
 Pod = Mapping[str, Any]
 """A pod as the API server writes it in JSON."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.discovery.targets import Target
-from warmroute.config import StaticWorker
+from gateway.routing.census.targets import Target
+from warmroute.config.pool import StaticWorker
 
 
 def static_targets(workers: tuple[StaticWorker, ...]) -> tuple[Target, ...]:

@@ -11,9 +11,9 @@ import orjson
 
 from gateway.prompts.chat import chat_prompt
 from gateway.prompts.completion import completion_prompt
+from gateway.prompts.conversation import Chat, Completion, MalformedError, Request, Unkeyed
 from gateway.prompts.media import sent_bytes
 from gateway.prompts.messages import message_prompt
-from gateway.prompts.requests import Chat, Completion, MalformedError, Request, Unkeyed
 from gateway.prompts.responses import response_prompt
 from warmroute.chat_template import ConversationError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.prompts.requests import Chat, Completion, Handling, MalformedError, Unkeyed, flag, handling
+from gateway.prompts.conversation import Chat, Completion, Handling, MalformedError, Unkeyed, flag, handling
 from warmroute.chat_template.conversation import TEXT_FIELDS
 from warmroute.chat_template.tools import declared_tools
 

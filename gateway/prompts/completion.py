@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.prompts.requests import Completion, MalformedError, Unkeyed, handling
+from gateway.prompts.conversation import Completion, MalformedError, Unkeyed, handling
 
 
 def completion_prompt(fields: Mapping[str, Any]) -> Completion | Unkeyed:

@@ -21,7 +21,7 @@ from gateway.prompts.byte_level import MISSING_BYTE_ID, ByteLevelBpe, NotRebuild
 from gateway.prompts.probe_texts import CALIBRATION_TEXT, probe_texts
 from gateway.prompts.proven_text import ProvenText
 from indexer.keys import token_bytes
-from warmroute.native import PanicError, is_panic
+from warmroute.process.native import PanicError, is_panic
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.prompts.body import CHARACTERS_PER_TOKEN
+from gateway.prompts.conversation import Chat, Completion, Handling, Request, Truncation, Unkeyed
 from gateway.prompts.media import MediaSize, PlacedItem, place_items
-from gateway.prompts.requests import Chat, Completion, Handling, Request, Truncation, Unkeyed
 from gateway.prompts.tokenizer import PreparedText, PromptTokenizer
 from indexer.keys import TOKEN_BYTES, token_bytes
 from warmroute.chat_template import ChatTemplate, Conversation
 from warmroute.chat_template.conversation import MediaTexts
-from warmroute.config import MediaKind, MediaTokensConfig
+from warmroute.config.pool import MediaKind, MediaTokensConfig
 
 logger = logging.getLogger(__name__)
 

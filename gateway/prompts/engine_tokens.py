@@ -12,7 +12,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from gateway.entrypoint.upstream_security import UpstreamSecurity
+from gateway.http.upstream_security import UpstreamSecurity
 from indexer.keys import token_bytes
 
 CONCURRENT: Final = 32

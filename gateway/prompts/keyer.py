@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gateway.prompts.body import CHARACTERS_PER_TOKEN, PIECES_LIMIT, BodyKind, RoutedBody, routed_body
+from gateway.prompts.conversation import Chat, Completion, Request, Unkeyed
 from gateway.prompts.encoding import PromptEncoder, Unfinished
 from gateway.prompts.media import block_extras
-from gateway.prompts.requests import Chat, Completion, Request, Unkeyed
 from gateway.prompts.tokenizer import PromptTokenizer, TokenizerError
 from indexer.keys import TOKEN_BYTES, chain, root
 from warmroute.chat_template import ChatTemplate, ChatTemplateError, ConversationError
-from warmroute.config import MediaKind, MediaTokensConfig
+from warmroute.config.pool import MediaKind, MediaTokensConfig
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.prompts.chat import chat_messages, template_variables
-from gateway.prompts.requests import Chat, MalformedError, Unkeyed
+from gateway.prompts.conversation import Chat, MalformedError, Unkeyed
 from gateway.prompts.tools import message_tools
 
 _BILLING: Final = "x-anthropic-billing-header"

@@ -26,7 +26,7 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from gateway.prompts.hub import HubError, hub_folder
 from gateway.prompts.keyer import PromptKeyer, TokenizerError
-from gateway.prompts.model_files import (
+from gateway.prompts.offered_files import (
     FileSet,
     ModelFile,
     ModelFilesError,
@@ -37,10 +37,10 @@ from gateway.prompts.model_files import (
 )
 from gateway.prompts.self_check import SelfCheck
 from indexer.layout import WorkerFacts
-from warmroute.config import PoolConfig
+from warmroute.config.pool import PoolConfig
 from warmroute.metrics import GatewayMetrics
-from warmroute.redis_access import gateway_rules
-from warmroute.redis_client import Client
+from warmroute.redis.access import gateway_rules
+from warmroute.redis.client import Client
 
 logger = logging.getLogger(__name__)
 

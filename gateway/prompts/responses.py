@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.prompts.chat import template_variables
-from gateway.prompts.requests import Chat, Handling, MalformedError, Unkeyed
+from gateway.prompts.conversation import Chat, Handling, MalformedError, Unkeyed
 from gateway.prompts.tools import response_tools
 
 _UNFINISHED: Final = ("in_progress", "incomplete")

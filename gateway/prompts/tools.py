@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.prompts.requests import MalformedError
+from gateway.prompts.conversation import MalformedError
 from warmroute.chat_template.tools import declared_function
 
 

@@ -1,7 +1,7 @@
 """The gateways' exchange of what they have in flight, over a simulated channel.
 
-`gateway.routing.flight` is the production code; this stands in for `gateway.flight` and Redis: every message comes to
-every gateway, its sender included, `DELAY_SECONDS` later.
+`gateway.routing.state.peer_sync` is the production code; this stands in for `gateway.discovery.peer_exchange` and
+Redis: every message comes to every gateway, its sender included, `DELAY_SECONDS` later.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from gateway.replay.events import Events
-from gateway.routing.flight import TOTALS_SECONDS, Flight
+from gateway.routing.state.peer_sync import TOTALS_SECONDS, Flight
 
 DELAY_SECONDS: Final = 0.002
 

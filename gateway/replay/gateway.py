@@ -8,20 +8,20 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from gateway.discovery.targets import Target
-from gateway.load_report import Report
 from gateway.prompts.keyer import Prompt
 from gateway.replay.events import Events
 from gateway.replay.machine import Machine
 from gateway.replay.trace import TraceRequest
 from gateway.routing.assignment import Assignment
+from gateway.routing.census.targets import Target
+from gateway.routing.census.workers import SLOW_START_SECONDS
 from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.router import PoolRouter
-from gateway.routing.workers import SLOW_START_SECONDS
+from gateway.routing.state.load_report import Report
 from indexer.keys import pool_fingerprint
 from indexer.layout import WorkerFacts
-from indexer.mirror import Mirror
-from warmroute.config import PoolConfig
+from indexer.reader.mirror import Mirror
+from warmroute.config.pool import PoolConfig
 from warmroute.metrics import GatewayMetrics
 
 POOL: Final = "replay"

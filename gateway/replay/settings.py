@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.replay.machine import MACHINES, Machine
-from warmroute.config import PoolConfig, Weights
-from warmroute.setting_types import PolicyName
+from warmroute.config.pool import PoolConfig, Weights
+from warmroute.config.setting_types import PolicyName
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from gateway.load_report import Report
 from gateway.replay.block_cache import BlockCache
 from gateway.replay.events import Events
 from gateway.replay.machine import Machine
 from gateway.replay.trace import TraceRequest
+from gateway.routing.state.load_report import Report
 
 
 @dataclass(slots=True, eq=False)

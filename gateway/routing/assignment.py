@@ -51,7 +51,7 @@ class Assignment(Protocol):
         ...
 
     def first_byte(self, *, streamed: bool = True) -> None:
-        """The first body byte of the reply came; of a stream the first event that counts, see `gateway.entrypoint.sse`.
+        """The first body byte of the reply came; of a stream the first event that counts, see `gateway.http.sse`.
         At most once; frees the prefill part of the booking. `streamed`: it is a stream, so that the prompt has
         just been computed; other replies begin when they are done."""
         ...

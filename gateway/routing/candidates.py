@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from gateway.routing.affinity import NO_SESSION
-from gateway.routing.workers import Worker, WorkerTable
+from gateway.routing.census.workers import Worker, WorkerTable
+from gateway.routing.state.sessions import NO_SESSION
 
 
 @dataclass(slots=True)  # not frozen: see gateway.routing.facts
@@ -22,7 +22,7 @@ class Wish:
     within: AbstractSet[str] | None = None
     """None but these, by uid."""
     session: int = NO_SESSION
-    """Rather where it was last, see `gateway.routing.affinity`."""
+    """Rather where it was last, see `gateway.routing.state.sessions`."""
 
 
 NO_WISH: Final = Wish()

@@ -10,12 +10,12 @@ from typing import Literal
 
 from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.routing.candidates import NO_WISH, Wish
-from gateway.routing.facts import CandidateFacts, Terms, Unit
-from gateway.routing.rates import first_byte_seconds
+from gateway.routing.census.workers import Worker
+from gateway.routing.policies.facts import CandidateFacts, Terms, Unit
 from gateway.routing.router import Considered, PoolRouter
-from gateway.routing.sight import NO_DEPTHS, is_approximate
-from gateway.routing.workers import Worker
-from indexer.mirror import Match
+from gateway.routing.state.rates import first_byte_seconds
+from gateway.routing.state.snapshot import NO_DEPTHS, is_approximate
+from indexer.reader.mirror import Match
 
 NO_CANDIDATE = "not considered"
 """Why a worker is out for which no filter says so."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from gateway.prompts.keyer import Prompt
-from gateway.routing.affinity import NO_SESSION
 from gateway.routing.assignment import Outcome
 from gateway.routing.candidates import Wish
 from gateway.routing.decision_header import decision_header
-from gateway.routing.rates import first_byte_seconds
 from gateway.routing.router import Choice, PoolRouter
+from gateway.routing.state.rates import first_byte_seconds
+from gateway.routing.state.sessions import NO_SESSION
 
 
 class RoutedRequest:

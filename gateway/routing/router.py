@@ -14,23 +14,24 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from gateway.discovery.targets import Target
 from gateway.prompts.keyer import KeySpace, Prompt
-from gateway.routing.affinity import Sessions, preferred
-from gateway.routing.approximate import DEFAULT_CAPACITY_KEYS
 from gateway.routing.assignment import Outcome
 from gateway.routing.candidates import NO_WISH, Wish, candidates
-from gateway.routing.facts import CandidateFacts, Decision, RequestFacts, Terms
-from gateway.routing.policies import POLICIES
-from gateway.routing.predictions import Prediction
-from gateway.routing.reservations import Booking
-from gateway.routing.retry_budget import RetryBudget
-from gateway.routing.sight import NO_KEYS, IndexView, Reports, Sight, is_approximate
-from gateway.routing.workers import State, Worker, WorkerTable
-from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS, pool_fingerprint
+from gateway.routing.census.targets import Target
+from gateway.routing.census.workers import State, Worker, WorkerTable
+from gateway.routing.policies.facts import CandidateFacts, Decision, RequestFacts, Terms
+from gateway.routing.policies.registry import POLICIES
+from gateway.routing.state.approximate import DEFAULT_CAPACITY_KEYS
+from gateway.routing.state.predictions import Prediction
+from gateway.routing.state.reservations import Booking
+from gateway.routing.state.retry_budget import RetryBudget
+from gateway.routing.state.sessions import Sessions, preferred
+from gateway.routing.state.snapshot import NO_KEYS, IndexView, Reports, Sight, is_approximate
+from indexer.keys import pool_fingerprint
 from indexer.layout import WorkerFacts
-from indexer.mirror import Match, Mirror
-from warmroute.config import PoolConfig
+from indexer.reader.mirror import Match, Mirror
+from warmroute.config.pool import PoolConfig
+from warmroute.config.setting_types import DEFAULT_INDEX_BLOCK_TOKENS
 from warmroute.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from gateway.tenants.headers import limit_refusal, rate_headers, too_large
 from gateway.tenants.share import CLAIM_SECONDS, Share
 from gateway.tenants.tenant import Header, Refusal, Tenant
 from warmroute.metrics import GatewayMetrics
-from warmroute.redis_client import Client
+from warmroute.redis.client import Client
 
 logger = logging.getLogger(__name__)
 

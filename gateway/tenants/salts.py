@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from gateway.tenants.tenant import Tenant
-from warmroute.config import TenantsConfig
-from warmroute.lifecycle import StartupError
+from warmroute.config.tenants import TenantsConfig
+from warmroute.process.lifecycle import StartupError
 
 SECRET_BYTES: Final = (32, 4096)
 _SCOPES: Final = 50_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 Header = tuple[bytes, bytes]
-"""A lower-case name and a value, as in `gateway.entrypoint.http`."""
+"""A lower-case name and a value, as in `gateway.http.message`."""
 
 ANONYMOUS_NAME: Final = "anonymous"
 OTHER_LABEL: Final = "other"

@@ -10,9 +10,9 @@ from typing import Final
 
 from gateway.tenants.keys_file import KeysFile, KeysFileError, Labels, read
 from gateway.tenants.tenant import MISSING_KEY, UNKNOWN_KEY, Refusal, Tenant
-from warmroute.grpc_tokens import file_stamp
-from warmroute.lifecycle import StartupError
 from warmroute.metrics import GatewayMetrics
+from warmroute.process.lifecycle import StartupError
+from warmroute.process.watched_files import file_stamp
 
 logger = logging.getLogger(__name__)
 

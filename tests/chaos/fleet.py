@@ -16,13 +16,13 @@ from pathlib import Path
 import orjson
 import yaml
 
-from gateway.server import Gateway
-from tests.gateway.entrypoint.support import LAST_CHUNK, SSE_HEAD, Link, chunk, plain
-from tests.gateway.test_server import is_ready
+from gateway.process.gateway import Gateway
+from tests.gateway.http.support import LAST_CHUNK, SSE_HEAD, Link, chunk, plain
+from tests.gateway.process.test_gateway import is_ready
 from tests.indexer.support import running
 from tests.support import eventually, redis_client
 from warmroute.cli.children import free_ports
-from warmroute.config import GatewayConfig
+from warmroute.config.gateway import GatewayConfig
 from worker.model_cache import ensure_model
 
 POOL = "p"

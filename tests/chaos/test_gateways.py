@@ -17,7 +17,7 @@ import pytest
 from gateway.routing.assignment import Outcome
 from gateway.routing.router import PoolRouter
 from tests.chaos.fleet import Fleet, fleet
-from tests.gateway.entrypoint.support import run
+from tests.gateway.http.support import run
 from tests.support import eventually
 
 SEED = int(os.environ.get("WARMROUTE_CHAOS_SEED", "0")) or random.randrange(1, 1 << 31)

@@ -12,7 +12,7 @@ import random
 
 import pytest
 
-from indexer import file_desk
+from indexer.server import file_transfers as file_desk
 from tests.chaos.cluster import FAULTS, Cluster, cluster, inject
 from tests.support import eventually
 

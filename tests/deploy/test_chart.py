@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from warmroute.agent_config import AgentConfig
-from warmroute.config import Config, WorkerConfig
+from warmroute.config.agent import AgentConfig
+from warmroute.config.model import Config
+from warmroute.config.worker import WorkerConfig
 
 Document = dict[str, Any]
 Manifests = Callable[..., list[Document]]

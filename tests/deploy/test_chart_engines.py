@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.deploy.test_chart import VALUE_SETS, Manifests, config_of, of_kind, pod_specs
-from warmroute.agent_config import AgentConfig
+from warmroute.config.agent import AgentConfig
 from worker.adapters.sources import EventSource, from_vllm
 
 SERVERS = ("vllm", "vllm-volume", "sglang", "tensorrt-llm")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.test_chart import pod_specs
-from warmroute.connection_config import GrpcConfig
+from warmroute.config.grpc import GrpcConfig
 
 Document = dict[str, Any]
 Manifests = Callable[..., list[Document]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.test_chart import of_kind, pod_specs
-from warmroute.connection_config import RedisConfig
+from warmroute.config.redis import RedisConfig
 
 Document = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.test_chart import pod_specs
-from warmroute.config import TenantsConfig
+from warmroute.config.tenants import TenantsConfig
 
 Document = dict[str, Any]
 Manifests = Callable[..., list[Document]]

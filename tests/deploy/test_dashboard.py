@@ -18,9 +18,9 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from warmroute.indexer_metrics import IndexerMetrics
+from indexer.server.metrics import IndexerMetrics
 from warmroute.metrics import GatewayMetrics
-from warmroute.worker_metrics import AgentMetrics, WorkerMetrics
+from worker.metrics import AgentMetrics, WorkerMetrics
 
 ENGINE_LABELS = {"model_name"}
 ENGINE_METRICS = {

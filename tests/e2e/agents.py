@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from indexer.pool_index import PoolIndex
+from indexer.reader.pool_index import PoolIndex
 from tests.indexer.support import follower
 from tests.support import eventually
 from tests.worker.adapters.stand_in import EngineHttp, RankSockets, engine_http, kv_event_source, rank_sockets

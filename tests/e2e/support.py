@@ -10,7 +10,7 @@ import aiohttp
 
 from warmroute.cli.children import free_ports
 from warmroute.cli.stack import MODEL, Plan, Ports
-from warmroute.config import LogConfig
+from warmroute.config.log import LogConfig
 from worker.model_cache import ensure_model
 
 FILLER = "The quick brown fox jumps over the lazy dog while the river runs slowly to the sea. "

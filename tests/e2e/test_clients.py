@@ -14,7 +14,7 @@ import openai
 import orjson
 import pytest
 
-from tests.gateway.entrypoint.support import LAST_CHUNK, SSE_HEAD, Link, Script, chunk, plain, run, worker
+from tests.gateway.http.support import LAST_CHUNK, SSE_HEAD, Link, Script, chunk, plain, run, worker
 from tests.gateway.support import Gate, gate
 from warmroute.cli.stack import MODEL, Stack
 

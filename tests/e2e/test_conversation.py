@@ -13,13 +13,13 @@ import aiohttp
 import pytest
 import yaml
 
-from gateway.server import Gateway
+from gateway.process.gateway import Gateway
 from tests.e2e.support import Conversation
 from tests.indexer.support import running
 from tests.support import eventually
 from warmroute.cli.stack import MODEL, POOL, Stack, get_json
-from warmroute.config import Config
-from warmroute.redis_client import connect
+from warmroute.config.model import Config
+from warmroute.redis.client import connect
 
 pytestmark = pytest.mark.timeout(300)
 INDEX_BLOCK = 64

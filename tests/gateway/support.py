@@ -9,18 +9,18 @@ from typing import Any
 
 import orjson
 
-from gateway.app import App, Pool
-from gateway.discovery.targets import Target
-from gateway.entrypoint.server import Server
-from gateway.entrypoint.upstream import UpstreamPool
+from gateway.http.server import Server
+from gateway.http.upstream import UpstreamPool
 from gateway.prompts.keyer import PromptKeyer
 from gateway.prompts.pool_prompts import PoolPrompts
-from gateway.surface.access import OPEN, Access
-from gateway.surface.paths import ANTHROPIC_PATHS
-from tests.gateway.entrypoint.support import Message, client, config
+from gateway.requests.access import OPEN, Access
+from gateway.requests.app import App, Pool
+from gateway.requests.paths import ANTHROPIC_PATHS
+from gateway.routing.census.targets import Target
+from tests.gateway.http.support import Message, client, config
 from tests.gateway.routing.support import Pool as RouterPool
 from tests.indexer.support import running
-from warmroute.redis_client import Client
+from warmroute.redis.client import Client
 
 
 @dataclass

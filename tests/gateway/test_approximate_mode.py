@@ -8,15 +8,15 @@ from typing import Any
 
 import grpc
 
-from gateway.routing.predictions import Predictions
-from gateway.server import Gateway
+from gateway.process.gateway import Gateway
+from gateway.routing.state.predictions import Predictions
 from indexer.keys import pool_fingerprint
-from tests.gateway.entrypoint.support import Message, client, run, worker
-from tests.gateway.surface.support import as_json
-from tests.gateway.test_server import healthy_then
+from tests.gateway.http.support import Message, client, run, worker
+from tests.gateway.process.test_gateway import healthy_then
+from tests.gateway.requests.support import as_json
 from tests.indexer.support import hello, indexer, running
 from tests.support import eventually, redis_client
-from warmroute.config import GatewayConfig
+from warmroute.config.gateway import GatewayConfig
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
 from worker.model_cache import ensure_model

@@ -13,22 +13,22 @@ from prometheus_client import CollectorRegistry
 
 from indexer.keys import prompt_keys
 from indexer.layout import Part, WorkerFacts
-from indexer.ledger import Ledger
-from indexer.pool_index import PoolIndex
-from indexer.server import server_options
-from indexer.service import IndexService
+from indexer.reader.pool_index import PoolIndex
+from indexer.server.ledger import Ledger
+from indexer.server.metrics import IndexerMetrics
+from indexer.server.process import server_options
+from indexer.server.service import IndexService
 from tests.support import redis_client
-from warmroute.config import IndexerConfig
-from warmroute.connection_config import GrpcConfig
-from warmroute.grpc_security import ClientSecurity, ServerSecurity
-from warmroute.indexer_metrics import IndexerMetrics
+from warmroute.config.grpc import GrpcConfig
+from warmroute.config.indexer import IndexerConfig
 from warmroute.metrics import GatewayMetrics
-from warmroute.redis_client import Client
+from warmroute.redis.client import Client
+from warmroute.rpc.security import ClientSecurity, ServerSecurity
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
-from warmroute.worker_metrics import WorkerMetrics
 from worker.events import BlockRemoved, BlockStored, CacheCleared, EngineLoad
-from worker.publisher import Identity, Publisher
+from worker.metrics import WorkerMetrics
+from worker.publish.publisher import Identity, Publisher
 
 POOL = "a pool/with: {odd} @characters"
 

@@ -9,7 +9,7 @@ import time
 import grpc
 
 from indexer.layout import WorkerFacts
-from indexer.mirror import Mirror
+from indexer.reader.mirror import Mirror
 from tests.indexer.support import PART, Engine, engine, follower, in_step, indexer, run, running
 from tests.support import eventually, redis_client
 from warmroute.v1 import index_pb2_grpc

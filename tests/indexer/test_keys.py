@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.keys import chain, pool_fingerprint, prompt_keys, root, token_bytes, tokenizer_digest
+from warmroute.config.setting_types import DEFAULT_INDEX_BLOCK_TOKENS
 
 VECTORS = json.loads((Path(__file__).parent.parent / "fixtures/key_vectors.json").read_text())
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=300)
@@ -89,3 +90,7 @@ def test_a_chain_can_be_continued_at_any_block(tokens: list[int], split: int) ->
     head = chain(packed[: split * 64], 9, block_tokens=16)
     tail = chain(packed[split * 64 :], head[-1] if head else 9, block_tokens=16)
     assert head + tail == whole
+
+
+def test_the_default_block_is_the_settings() -> None:
+    assert prompt_keys.__kwdefaults__["block_tokens"] == DEFAULT_INDEX_BLOCK_TOKENS

@@ -15,7 +15,7 @@ import aiohttp
 import yaml
 import zmq.asyncio
 
-from indexer.pool_index import PoolIndex
+from indexer.reader.pool_index import PoolIndex
 from tests.indexer.support import follower
 from tests.live.engine import BLOCK_TOKENS, Engine, Truth, answers
 from tests.live.tally import TALLY, Row

@@ -10,12 +10,12 @@ from hypothesis import settings
 
 from indexer.keys import prompt_keys
 from indexer.layout import LogDelta, WorkerFacts, decode_entry, encode_delta
-from indexer.mirror import Mirror
+from indexer.reader.mirror import Mirror
 from tests.worker.engine.test_blocks import replay
 from tests.worker.engine.test_scheduler import BLOCK, SchedulerMachine
 from worker.events import CacheEvent
-from worker.index_blocks import Changes, IndexBlocks
-from worker.publish_state import PublishState
+from worker.publish.index_blocks import Changes, IndexBlocks
+from worker.publish.state import PublishState
 
 INDEX_BLOCK = 2 * BLOCK
 FINGERPRINT = "f"

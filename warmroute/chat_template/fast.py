@@ -18,7 +18,7 @@ from warmroute.chat_template.agreement import Agreement
 from warmroute.chat_template.environment import EndlessTemplateError, raise_exception, tojson
 from warmroute.chat_template.inspection import ContentFormat
 from warmroute.chat_template.probes import probes
-from warmroute.native import is_panic
+from warmroute.process.native import is_panic
 
 _NAME: Final = "chat"
 _OUT_OF_FUEL: Final = "OutOfFuel"

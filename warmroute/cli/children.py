@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from warmroute.config import Config
+from warmroute.config.model import Config
 
 PARENT_VARIABLE: Final = "WARMROUTE_PARENT_PID"
 STOP_SECONDS: Final = 10.0

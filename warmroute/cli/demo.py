@@ -16,8 +16,9 @@ import orjson
 from warmroute.cli.children import free_ports
 from warmroute.cli.script import QUESTIONS, system_prompt
 from warmroute.cli.stack import MODEL, Plan, Ports, Stack, model_folder, say_on_stderr
-from warmroute.config import DemoConfig, LogConfig
-from warmroute.lifecycle import StartupError
+from warmroute.config.local import DemoConfig
+from warmroute.config.log import LogConfig
+from warmroute.process.lifecycle import StartupError
 
 LANES: Final = {"warm": "warm", "round_robin": "round robin"}
 TURN_SECONDS: Final = 120.0

@@ -16,9 +16,9 @@ import orjson
 
 from warmroute.cli.explain_table import explanation_text
 from warmroute.cli.input_file import read_input
-from warmroute.config import Config
-from warmroute.inspect_config import ExplainConfig
-from warmroute.lifecycle import StartupError
+from warmroute.config.explain import ExplainConfig
+from warmroute.config.model import Config
+from warmroute.process.lifecycle import StartupError
 
 TIMEOUT_SECONDS: Final = 15.0
 """A gateway makes one explanation at a time, each within 10 s."""

@@ -18,19 +18,20 @@ import orjson
 from redis.exceptions import NoPermissionError, RedisError
 
 from gateway.prompts.hub import HubError, hub_folder
-from gateway.prompts.model_files import FileSet, ModelFilesError, fetch, most_common, unpack
-from indexer.inspect_reader import Reader, Survey
-from indexer.inspect_view import PoolView, ServerView
+from gateway.prompts.offered_files import FileSet, ModelFilesError, fetch, most_common, unpack
+from indexer.inspection.ledger_reader import Reader, Survey
+from indexer.inspection.view import PoolView, ServerView
 from indexer.layout import WorkerFacts
 from warmroute.cli import index_table
 from warmroute.cli.index_prompt import PromptView, key_prompt, named_model, parse_prompt, view_prompt
 from warmroute.cli.index_streams import IndexerView, StreamView, WorkerKey, describe
 from warmroute.cli.input_file import read_input
-from warmroute.config import Config, WorkerConfig
-from warmroute.grpc_security import ClientSecurity
-from warmroute.lifecycle import StartupError, until_signal
-from warmroute.redis_client import Client, connect
-from warmroute.redis_url import redacted
+from warmroute.config.model import Config
+from warmroute.config.redis_url import redacted
+from warmroute.config.worker import WorkerConfig
+from warmroute.process.lifecycle import StartupError, until_signal
+from warmroute.redis.client import Client, connect
+from warmroute.rpc.security import ClientSecurity
 
 # How old the walk over the key space may be while watching: it is the one reading whose cost grows with the server.
 SURVEY_SECONDS: Final = 30.0

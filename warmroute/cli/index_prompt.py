@@ -15,8 +15,8 @@ from gateway.prompts.body import BadRequestError, BodyKind, Completion, RoutedBo
 from gateway.prompts.keyer import KeySpace, Prompt, PromptKeyer, TokenizerError
 from indexer.keys import pool_fingerprint, prompt_keys
 from indexer.layout import WorkerFacts
-from indexer.mirror import Match
-from warmroute.lifecycle import StartupError
+from indexer.reader.mirror import Match
+from warmroute.process.lifecycle import StartupError
 
 BUDGET_SECONDS: Final = 60.0
 REASONS: Final[Mapping[str, str]] = {

@@ -9,8 +9,8 @@ from typing import Final
 
 import grpc
 
-from warmroute.addresses import resolve
-from warmroute.grpc_security import ClientSecurity
+from warmroute.process.addresses import resolve
+from warmroute.rpc.security import ClientSecurity
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from indexer.inspect_view import PartView, PoolView, WorkerView
+from indexer.inspection.view import PartView, PoolView, WorkerView
 from indexer.layout import TIERS
 from warmroute.cli.index_prompt import PromptView
 from warmroute.cli.index_streams import IndexerView, StreamView, WorkerKey

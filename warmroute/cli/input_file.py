@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from warmroute.lifecycle import StartupError
+from warmroute.process.lifecycle import StartupError
 
 
 def read_input(name: str, limit_bytes: int, *, argument: str) -> bytes:

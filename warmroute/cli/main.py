@@ -21,8 +21,8 @@ import uvloop
 import warmroute
 from warmroute.cli.children import PARENT_VARIABLE, end_with_parent, is_taken
 from warmroute.cli.settings import ConfigError, add_flags, load, unknown_variables
-from warmroute.config import Config
-from warmroute.lifecycle import StartupError, cannot_listen
+from warmroute.config.model import Config
+from warmroute.process.lifecycle import StartupError, cannot_listen
 
 # 0: done; 1: it failed while running; 2: it was called or configured wrongly, or cannot start.
 FAILED, MISUSED = 1, 2
@@ -47,10 +47,10 @@ class Command:
 def _gateway(config: Config, _: argparse.Namespace) -> int:
     gateway = config.gateway
     if gateway.processes == 1:
-        from gateway.server import serve
+        from gateway.process.gateway import serve
 
         return _run_part(serve(gateway, config.redis, config.grpc, config.tenants))
-    from gateway.processes import supervise
+    from gateway.process.processes import supervise
 
     try:  # processes that share a port would share it with a stranger's too
         taken = OSError(errno.EADDRINUSE, "Address already in use") if is_taken(gateway.host, gateway.port) else None
@@ -63,7 +63,7 @@ def _gateway(config: Config, _: argparse.Namespace) -> int:
 
 def _gateway_process(config: Config, number: int, admin_socket: Path) -> None:
     """One process of several; see gateway.processes."""
-    from gateway.server import serve
+    from gateway.process.gateway import serve
 
     os.setsid()  # Ctrl-C in the terminal reaches the parent alone, which ends its processes in order
     parent = multiprocessing.parent_process()
@@ -79,7 +79,7 @@ def _gateway_process(config: Config, number: int, admin_socket: Path) -> None:
 
 
 def _indexer(config: Config, _: argparse.Namespace) -> int:
-    from indexer.server import serve
+    from indexer.server.process import serve
 
     return _run_part(serve(config.indexer, config.redis, config.grpc))
 

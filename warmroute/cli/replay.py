@@ -19,10 +19,10 @@ from gateway.replay.read import TraceError, read_trace
 from gateway.replay.settings import PolicySetting, ReplaySettings
 from gateway.replay.simulation import Simulation
 from gateway.replay.trace import Trace, infinite_cache_hit_rate
-from gateway.routing.policies import POLICIES
-from warmroute.config import Weights
-from warmroute.lifecycle import StartupError
-from warmroute.replay_config import ReplayConfig
+from gateway.routing.policies.registry import POLICIES
+from warmroute.config.pool import Weights
+from warmroute.config.replay import ReplayConfig
+from warmroute.process.lifecycle import StartupError
 
 LONGEST_SECONDS: Final = 31 * 86_400.0
 """Of a replay: time without requests takes time too, since workers report their load."""

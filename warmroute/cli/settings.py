@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from warmroute.config import Config
+from warmroute.config.model import Config
 
 _SHAPES: Final = {
     "tuple_type": "give a list, such as [a, b]",
@@ -222,7 +222,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _known(location: Sequence[int | str]) -> str:
     model = _model_at(location)
-    return f"known here: {', '.join(model.model_fields)}" if model else "see the reference in warmroute/config.py"
+    return f"known here: {', '.join(model.model_fields)}" if model else "see the reference in warmroute/config/model.py"
 
 
 def _description(location: Sequence[int | str]) -> str:

@@ -21,14 +21,14 @@ from typing import Any, Final, Self
 import yaml
 from redis.exceptions import RedisError
 
-from warmroute.addresses import address
 from warmroute.cli.children import Child, free_ports, stop_all
-from warmroute.config import LogConfig
-from warmroute.connection_config import RedisConfig
-from warmroute.lifecycle import StartupError
-from warmroute.redis_client import connect
-from warmroute.redis_url import redacted
-from warmroute.setting_types import PolicyName
+from warmroute.config.log import LogConfig
+from warmroute.config.redis import RedisConfig
+from warmroute.config.redis_url import redacted
+from warmroute.config.setting_types import PolicyName
+from warmroute.process.addresses import address
+from warmroute.process.lifecycle import StartupError
+from warmroute.redis.client import connect
 
 MODEL: Final = "smollm2-135m-instruct"
 POOL: Final = "default"

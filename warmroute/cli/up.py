@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 
-from warmroute.addresses import address
 from warmroute.cli.children import is_taken
 from warmroute.cli.stack import MODEL, PartDiedError, Plan, Ports, Stack, model_folder, say_on_stderr
-from warmroute.config import LogConfig, UpConfig
-from warmroute.lifecycle import StartupError
-from warmroute.redis_url import redacted
+from warmroute.config.local import UpConfig
+from warmroute.config.log import LogConfig
+from warmroute.config.redis_url import redacted
+from warmroute.process.addresses import address
+from warmroute.process.lifecycle import StartupError
 
 WATCH_SECONDS = 0.5
 LAST_PORT = 65_535

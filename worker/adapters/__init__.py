@@ -1,1 +1,1 @@
-"""Foreign engines: their cache events, loads and facts, made into what `worker.publisher` takes."""
+"""Foreign engines: their cache events, loads and facts, made into what `worker.publish.publisher` takes."""

@@ -13,17 +13,17 @@ import zmq
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from warmroute.addresses import address
-from warmroute.admin import AdminServer
-from warmroute.agent_config import AgentConfig
-from warmroute.connection_config import GrpcConfig
-from warmroute.grpc_security import ClientSecurity
-from warmroute.lifecycle import StartupError, cannot_listen, until_signal
-from warmroute.worker_metrics import AgentMetrics
+from warmroute.config.agent import AgentConfig
+from warmroute.config.grpc import GrpcConfig
+from warmroute.process.addresses import address
+from warmroute.process.admin import AdminServer
+from warmroute.process.lifecycle import StartupError, cannot_listen, until_signal
+from warmroute.rpc.security import ClientSecurity
 from worker.adapters.engine_client import EngineClient, EngineError, engine_client
 from worker.adapters.monitor import EngineChangedError, Monitor
 from worker.adapters.profile import Finding, Profile, model_files, probe
 from worker.adapters.rank_worker import RankedMetrics, RankWorker
+from worker.metrics import AgentMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from warmroute.agent_config import AgentConfig
-from warmroute.worker_metrics import AgentMetrics
+from warmroute.config.agent import AgentConfig
 from worker.adapters.engine_client import EngineClient, EngineError
 from worker.adapters.engine_metrics import MetricsReader, Scrape
 from worker.adapters.numbers import count
@@ -22,6 +21,7 @@ from worker.adapters.profile import Profile, probe, read_models
 from worker.adapters.rank_worker import RankWorker
 from worker.adapters.tensorrt_llm_events import TensorRtLlmDecoder
 from worker.events import EngineLoad
+from worker.metrics import AgentMetrics
 
 logger = logging.getLogger(__name__)
 

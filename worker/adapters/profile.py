@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from warmroute.agent_config import AgentConfig
+from warmroute.config.agent import AgentConfig
 from worker.adapters.engine_client import EngineClient, EngineError
 from worker.adapters.engine_metrics import EngineFacts, MetricsReader
 from worker.adapters.numbers import count
 from worker.adapters.sources import MOST_RANKS, EventSource, SourcesError, from_settings, from_sglang, from_vllm
-from worker.model_files import ModelFiles
+from worker.publish.offered_files import ModelFiles
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from warmroute.agent_config import AgentConfig
-from warmroute.grpc_security import ClientSecurity
-from warmroute.worker_metrics import AgentMetrics, WorkerMetrics
+from warmroute.config.agent import AgentConfig
+from warmroute.rpc.security import ClientSecurity
 from worker.adapters.events import EngineEvent
 from worker.adapters.feed import Feed
 from worker.adapters.profile import Profile, Rank
@@ -21,9 +20,10 @@ from worker.adapters.sources import EventSource
 from worker.adapters.translate import Translator
 from worker.adapters.zmq_source import ZmqSource
 from worker.events import AdapterReplaced, CacheCleared, CacheEvent, EngineLoad
-from worker.index_blocks import capacity_keys
-from worker.model_files import ModelFiles
-from worker.publisher import Identity, Publisher
+from worker.metrics import AgentMetrics, WorkerMetrics
+from worker.publish.index_blocks import capacity_keys
+from worker.publish.offered_files import ModelFiles
+from worker.publish.publisher import Identity, Publisher
 
 logger = logging.getLogger(__name__)
 

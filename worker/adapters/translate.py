@@ -1,4 +1,4 @@
-"""From an engine's events to those of `worker.index_blocks`: tiers, groups of layers, sizes, reports of repeats.
+"""From an engine's events to those of `publish.index_blocks`: tiers, groups of layers, sizes, reports of repeats.
 
 One translator a worker. Pure; the state is bounded as said at its fields.
 """

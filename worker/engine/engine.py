@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from warmroute.config import WorkerConfig
+from warmroute.config.worker import WorkerConfig
 from worker.engine.batch import build_batch
 from worker.engine.blocks import BlockPool
 from worker.engine.errors import ModelError, PromptTooLongError

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from warmroute.config import WorkerConfig
+from warmroute.config.worker import WorkerConfig
 from worker.engine.engine import Engine
 from worker.engine.errors import EngineStoppedError, QueueFullError
 from worker.engine.request import Request, SamplingParams, TokenOutput

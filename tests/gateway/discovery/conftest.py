@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 
-from warmroute.config import KubernetesDiscoveryConfig
+from warmroute.config.pool import KubernetesDiscoveryConfig
 
 START_SECONDS = 30.0
 INSECURE = ssl.create_default_context()

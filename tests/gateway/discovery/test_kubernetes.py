@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.discovery.kubernetes import KubernetesDiscovery, Pace, retry_wait
-from gateway.discovery.targets import Target
-from warmroute.config import KubernetesDiscoveryConfig
+from gateway.routing.census.targets import Target
+from warmroute.config.pool import KubernetesDiscoveryConfig
 
 if TYPE_CHECKING:
     from conftest import ApiServer, Relay

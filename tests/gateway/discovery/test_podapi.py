@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.discovery.podapi import ApiUnavailableError, HistoryExpiredError, connect
-from warmroute.config import KubernetesDiscoveryConfig
+from warmroute.config.pool import KubernetesDiscoveryConfig
 
 if TYPE_CHECKING:
     from conftest import ApiServer

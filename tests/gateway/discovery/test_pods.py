@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.discovery.pods import PodSet, pod_target
-from gateway.discovery.targets import Target
+from gateway.routing.census.targets import Target
 
 
 def pod(uid: str = "u1", name: str = "worker-a", ready: str | None = "True", **status: Any) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from gateway.prompts.keyer import PromptKeyer
 from gateway.prompts.pool_prompts import KeyerSupply
 from tests.indexer.support import running
 from tests.support import eventually, folder_of
-from warmroute.config import PoolConfig
-from warmroute.connection_config import RedisConfig
+from warmroute.config.pool import PoolConfig
+from warmroute.config.redis import RedisConfig
 from warmroute.metrics import GatewayMetrics
-from warmroute.redis_client import connect
+from warmroute.redis.client import connect
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ASK = """

@@ -24,7 +24,7 @@ from gateway.prompts.keyer import INLINE_BYTES, INLINE_PIECES, SIZE_LIMIT, KeySp
 from gateway.prompts.tokenizer import PromptTokenizer
 from indexer.keys import prompt_keys, token_bytes
 from warmroute.chat_template import ChatTemplate
-from warmroute.config import MediaTokensConfig
+from warmroute.config.pool import MediaTokensConfig
 from worker.engine.tokenizer import EngineTokenizer
 
 SPACE = KeySpace("fingerprint", 64)

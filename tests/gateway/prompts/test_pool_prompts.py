@@ -14,24 +14,24 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from gateway.discovery.targets import Target
-from gateway.loads import LoadReports
+from gateway.discovery.load_reports import LoadReports
 from gateway.prompts import pool_prompts
 from gateway.prompts.body import BodyKind, Unkeyed, parse_body
 from gateway.prompts.byte_level import byte_characters
 from gateway.prompts.keyer import Prompt, PromptKeyer
 from gateway.prompts.pool_prompts import KeyerSupply
+from gateway.routing.census.targets import Target
 from gateway.routing.router import PoolRouter
 from indexer.keys import prompt_keys
 from indexer.layout import file_key
-from indexer.pool_index import PoolIndex
+from indexer.reader.pool_index import PoolIndex
 from tests.indexer.support import POOL, Engine, engine, indexer, running
 from tests.redis_servers import server
 from tests.support import eventually, folder_of, redis_client
-from warmroute.config import PoolConfig
+from warmroute.config.pool import PoolConfig
 from warmroute.metrics import GatewayMetrics
-from warmroute.redis_access import gateway_rules
-from worker.model_files import ModelFiles
+from warmroute.redis.access import gateway_rules
+from worker.publish.offered_files import ModelFiles
 
 MODEL = "org/model@main"
 TEXT = "The quick brown fox jumps over the lazy dog. " * 40

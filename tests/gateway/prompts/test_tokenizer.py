@@ -23,7 +23,7 @@ from gateway.prompts.tokenizer import (
     TokenizerError,
 )
 from indexer.keys import chain, token_bytes
-from warmroute.native import PanicError
+from warmroute.process.native import PanicError
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 SEED = 12345

@@ -11,7 +11,7 @@ from gateway.replay.machine import MACHINES
 from gateway.replay.settings import PolicySetting, ReplaySettings
 from gateway.replay.simulation import Simulation
 from gateway.replay.trace import Trace, infinite_cache_hit_rate
-from gateway.routing.policies import POLICIES
+from gateway.routing.policies.registry import POLICIES
 from tests.gateway.replay.traces import burst_trace, closed_trace, open_trace
 
 SMALL = replace(MACHINES["8b"], cache_tokens=100_000)

@@ -8,19 +8,20 @@ from random import Random
 
 from prometheus_client import CollectorRegistry
 
-from gateway.discovery.targets import Target
-from gateway.load_report import Report
-from gateway.loads import LoadReports
+from gateway.discovery.load_reports import LoadReports
 from gateway.prompts.keyer import Prompt
 from gateway.routing.assignment import Outcome
+from gateway.routing.census.targets import Target
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from gateway.routing.router import PoolRouter
+from gateway.routing.state.load_report import Report
 from indexer.keys import pool_fingerprint, prompt_keys
 from indexer.layout import WorkerFacts
-from indexer.pool_index import PoolIndex
-from warmroute.config import PoolConfig, RedisConfig
+from indexer.reader.pool_index import PoolIndex
+from warmroute.config.model import RedisConfig
+from warmroute.config.pool import PoolConfig
 from warmroute.metrics import GatewayMetrics
-from warmroute.redis_client import connect
+from warmroute.redis.client import connect
 
 TOKENIZER = "ab" * 32
 FINGERPRINT = pool_fingerprint(index_block_tokens=64, base_model="m", tokenizer=TOKENIZER)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from gateway.discovery.targets import Target
 from gateway.routing.assignment import Outcome
+from gateway.routing.census.targets import Target
 from gateway.routing.decision_header import LIMIT_BYTES, NAME, decision_header
 from gateway.routing.routed_request import RoutedRequest
 from tests.gateway.routing.support import Pool, prompt

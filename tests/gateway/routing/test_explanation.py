@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.discovery.targets import Target
 from gateway.routing.assignment import Outcome
 from gateway.routing.candidates import NO_WISH, Wish
+from gateway.routing.census.targets import Target
 from gateway.routing.explanation import RoutingView, WorkerView, explain_routing
-from gateway.routing.facts import PrefillRate
+from gateway.routing.policies.facts import PrefillRate
 from gateway.routing.router import PoolRouter
 from tests.gateway.routing.support import NAMES, Pool, prompt
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gateway.discovery.targets import Target
 from gateway.prompts.keyer import Prompt
 from gateway.routing.assignment import Outcome
-from gateway.routing.rates import SAMPLES
+from gateway.routing.census.targets import Target
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
-from indexer.keys import DEFAULT_INDEX_BLOCK_TOKENS
+from gateway.routing.state.rates import SAMPLES
 from tests.gateway.routing.support import FINGERPRINT, Pool, prompt
+from warmroute.config.setting_types import DEFAULT_INDEX_BLOCK_TOKENS
 
 SLOW_SECONDS_A_TOKEN, FAST_SECONDS_A_TOKEN = 1e-3, 1e-4
 

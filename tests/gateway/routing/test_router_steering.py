@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.discovery.targets import Target
 from gateway.prompts.keyer import Prompt
 from gateway.routing.assignment import Outcome
+from gateway.routing.census.targets import Target
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from indexer.keys import prompt_keys
 from tests.gateway.routing.replicas import Worker

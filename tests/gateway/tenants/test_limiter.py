@@ -17,7 +17,7 @@ from gateway.tenants.tenant import ANONYMOUS, Limits, Refusal, Tenant
 from tests.redis_servers import server
 from tests.support import eventually, redis_client
 from warmroute.metrics import GatewayMetrics
-from warmroute.redis_access import gateway_rules
+from warmroute.redis.access import gateway_rules
 
 
 class Gateway:

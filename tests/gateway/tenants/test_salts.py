@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.tenants.salts import Salts
 from gateway.tenants.tenant import ANONYMOUS, Tenant
-from warmroute.config import TenantsConfig
-from warmroute.lifecycle import StartupError
+from warmroute.config.tenants import TenantsConfig
+from warmroute.process.lifecycle import StartupError
 
 SECRET = "0123456789abcdef" * 2
 KEYS = Path("keys.yaml")

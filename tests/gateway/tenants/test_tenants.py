@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.entrypoint.http import Request
-from gateway.surface.access import OPEN
+from gateway.http.message import Request
+from gateway.requests.access import OPEN
 from gateway.tenants.tenant import ANONYMOUS, Refusal, Tenant, model_refusal
 from gateway.tenants.tenants import Tenants
 from tests.gateway.tenants.support import KEY, digest
 from tests.support import eventually
-from warmroute.lifecycle import StartupError
 from warmroute.metrics import GatewayMetrics
+from warmroute.process.lifecycle import StartupError
 
 
 def keys_text(*keys: bytes, name: str = "a") -> str:

@@ -22,7 +22,7 @@ from warmroute.cli.children import free_ports
 from warmroute.cli.main import main
 from worker.events import BlockStored
 from worker.model_cache import ensure_model
-from worker.model_files import ModelFiles
+from worker.publish.offered_files import ModelFiles
 
 COMMAND = (sys.executable, "-m", "warmroute", "index")
 

@@ -15,9 +15,9 @@ from gateway.prompts.body import BodyKind, parse_body
 from gateway.prompts.keyer import KeySpace, Prompt, PromptKeyer
 from indexer.keys import pool_fingerprint, prompt_keys, tokenizer_digest
 from indexer.layout import WorkerFacts
-from indexer.mirror import Match
+from indexer.reader.mirror import Match
 from warmroute.cli.index_prompt import key_prompt, key_space, named_model, parse_prompt, view_prompt
-from warmroute.lifecycle import StartupError
+from warmroute.process.lifecycle import StartupError
 from worker.model_cache import ensure_model
 
 TEXT = "A prompt of some length, so that it fills an index block. " * 12

@@ -13,8 +13,8 @@ import pytest
 from warmroute.cli import index_streams
 from warmroute.cli.children import free_ports
 from warmroute.cli.index_streams import describe
-from warmroute.connection_config import GrpcConfig
-from warmroute.grpc_security import ClientSecurity, ServerSecurity
+from warmroute.config.grpc import GrpcConfig
+from warmroute.rpc.security import ClientSecurity, ServerSecurity
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from indexer.inspect_view import PartView, PoolView, ServerView, TierView, WorkerView
+from indexer.inspection.view import PartView, PoolView, ServerView, TierView, WorkerView
 from warmroute.cli.index import Report
 from warmroute.cli.index_prompt import HolderView, PromptView
 from warmroute.cli.index_streams import IndexerView, StreamView

@@ -11,8 +11,8 @@ from gateway.replay.plot import PlotError, plot
 from gateway.routing.decision_log import LoggedDecision
 from warmroute.cli.main import main
 from warmroute.cli.replay import parse_policy
-from warmroute.config import Weights
-from warmroute.lifecycle import StartupError
+from warmroute.config.pool import Weights
+from warmroute.process.lifecycle import StartupError
 
 TRACE = Path(__file__).parents[3] / "bench/data/mooncake_conversation_2000.jsonl.gz"
 

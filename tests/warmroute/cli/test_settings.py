@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from warmroute.cli.settings import ConfigError, add_flags, load, unknown_variables
-from warmroute.config import Config, StaticWorker
+from warmroute.config.model import Config
+from warmroute.config.pool import StaticWorker
 
 
 def configure(*argv: str, environment: dict[str, str] | None = None, section: str = "gateway") -> Config:

@@ -16,7 +16,7 @@ import redis
 from tests.e2e.support import plan
 from warmroute.cli.children import Child, free_ports, is_taken, stop_all
 from warmroute.cli.stack import PartDiedError, Stack, get_json
-from warmroute.lifecycle import StartupError
+from warmroute.process.lifecycle import StartupError
 
 
 def test_free_ports_are_free_and_taken_ones_are_noticed() -> None:

@@ -7,13 +7,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from indexer.keys import pool_fingerprint, prompt_keys
-from indexer.pool_index import PoolIndex
+from indexer.reader.pool_index import PoolIndex
 from tests.indexer.support import POOL, Indexer, follower, indexer, running
 from tests.support import eventually
 from tests.worker.adapters.stand_in import EngineHttp, RankSockets, engine_http, kv_event_source, rank_sockets
-from warmroute.agent_config import AgentConfig
-from warmroute.connection_config import GrpcConfig
-from warmroute.grpc_security import ClientSecurity
+from warmroute.config.agent import AgentConfig
+from warmroute.config.grpc import GrpcConfig
+from warmroute.rpc.security import ClientSecurity
 from worker.adapters.agent import Agent
 
 INDEX_TOKENS = 16

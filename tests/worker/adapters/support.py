@@ -17,7 +17,7 @@ from indexer.keys import prompt_keys
 from worker.adapters.msgpack_events import decode_batch
 from worker.adapters.sequence import Sequence, Verdict
 from worker.adapters.translate import Translator
-from worker.index_blocks import Changes, IndexBlocks
+from worker.publish.index_blocks import Changes, IndexBlocks
 
 FINGERPRINT = "f"
 VARIABLE = "WARMROUTE_TEST_FIXTURES"

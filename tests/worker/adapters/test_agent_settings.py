@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from warmroute.agent_config import AgentConfig
-from warmroute.connection_config import GrpcConfig
-from warmroute.grpc_security import ClientSecurity
-from warmroute.lifecycle import StartupError
+from warmroute.config.agent import AgentConfig
+from warmroute.config.grpc import GrpcConfig
+from warmroute.process.lifecycle import StartupError
+from warmroute.rpc.security import ClientSecurity
 from worker.adapters.agent import Agent
 
 INDEX_TOKENS = 16

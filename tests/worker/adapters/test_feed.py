@@ -14,7 +14,7 @@ from tests.worker.adapters.support import FINGERPRINT, Naive, scenario
 from worker.adapters.feed import Feed
 from worker.adapters.translate import Translator
 from worker.events import CacheCleared
-from worker.index_blocks import Changes, IndexBlocks
+from worker.publish.index_blocks import Changes, IndexBlocks
 
 BLOCK, INDEX = 4, 8
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support import folder_of
 from tests.worker.adapters.stand_in import engine_http
 from tests.worker.adapters.support import fixtures
-from warmroute.agent_config import AgentConfig
+from warmroute.config.agent import AgentConfig
 from worker.adapters.engine_client import EngineError, engine_client
 from worker.adapters.profile import Profile, Rank, model_files, probe, read_models
 

@@ -8,7 +8,7 @@ from indexer.keys import prompt_keys
 from tests.worker.adapters.support import FINGERPRINT, Reader
 from worker.adapters.events import Cleared, EngineEvent, Group, Moved, Removed, Stored
 from worker.adapters.translate import Translator
-from worker.index_blocks import IndexBlocks
+from worker.publish.index_blocks import IndexBlocks
 
 LAYERS = (Group(0, 64), Group(1), Group(2))
 
@@ -220,7 +220,7 @@ def test_ten_million_prefixes_would_leave_memory_within_its_bound() -> None:
     """Removals that never come: the table stays at its bound whatever passes through."""
     table = IndexBlocks(engine_block_tokens=16, index_block_tokens=64, fingerprint="f", capacity_blocks=256)
     from worker.events import BlocksStored
-    from worker.index_blocks import Changes
+    from worker.publish.index_blocks import Changes
 
     held: set[int] = set()
     for number in range(2000):

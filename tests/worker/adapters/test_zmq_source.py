@@ -24,7 +24,7 @@ from worker.adapters.sources import EventSource
 from worker.adapters.translate import Translator
 from worker.adapters.zmq_source import ZmqSource
 from worker.events import CacheEvent
-from worker.index_blocks import Changes, IndexBlocks
+from worker.publish.index_blocks import Changes, IndexBlocks
 
 
 class Reader:

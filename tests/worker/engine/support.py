@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import ClientSession, ClientTimeout
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from warmroute.config import WorkerConfig
+from warmroute.config.worker import WorkerConfig
 from worker.engine.engine import Engine
 from worker.engine.request import SamplingParams
 from worker.engine.runner import EngineRunner, create_engine

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from tests.worker.engine.support import greedy
 from tests.worker.engine.test_engine import assert_logits_equal, record_logits
-from warmroute.config import WorkerConfig
+from warmroute.config.worker import WorkerConfig
 from worker.engine.engine import Engine
 from worker.engine.tokenizer import EngineTokenizer
 from worker.model_cache import INSTALL, ensure_model

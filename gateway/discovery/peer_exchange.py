@@ -1,0 +1,167 @@
+"""The exchange of state in flight with the other gateways, over one sharded channel of Redis for each pool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+from urllib.parse import quote
+
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
+
+from gateway.routing.state.peer_sync import Flight
+from gateway.routing.state.peer_view import FORGET_SECONDS
+from warmroute.metrics import GatewayMetrics
+from warmroute.redis.client import Client
+
+logger = logging.getLogger(__name__)
+
+CALL_SECONDS: Final = 1.0
+"""Deadline of calls: what takes longer is not news."""
+SILENCE_SECONDS: Final = FORGET_SECONDS
+"""A gateway hears itself every second: a connection that is silent for longer is half open, or to a former master."""
+RETRY_SECONDS: Final = (0.05, 1.0)
+LEAVE_SECONDS: Final = 0.5
+BYTES_A_TURN: Final = 16_384
+"""Of messages that came together, about a quarter of a millisecond of work."""
+MESSAGE_BYTES: Final = 1024
+"""What a message counts besides its length."""
+
+
+def flight_channel(pool: str) -> str:
+    """The channel of a pool; its hash tag is the pool, percent-encoded as in the index's keys."""
+    return f"wr:{{{quote(pool, safe='')}}}:flight"
+
+
+def new_incarnation() -> int:
+    """Larger in every life of a process, and no two alike: milliseconds, then random bits."""
+    return (time.time_ns() >> 20) << 20 | secrets.randbits(20)
+
+
+class FlightExchange:
+    """Sends what a pool's `Flight` has to tell and gives it what comes. `run` is the one task; its owner cancels it
+    and notices its death. Redis being away is waited out."""
+
+    def __init__(
+        self,
+        redis: Client,
+        pool: str,
+        flight: Flight,
+        metrics: GatewayMetrics,
+        *,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`redis`: best a client of its own with a short deadline, for two connections a pool. `name`: this gateway's,
+        unlike every other's, and the same after a restart."""
+        self.channel = flight_channel(pool)
+        self._redis = redis
+        self._pool = pool
+        self._flight = flight
+        self._clock = clock
+        self._wanted = asyncio.Event()
+        self._complained = False
+        self._sent = metrics.flight_sent.labels(pool, "sent")
+        self._failed = metrics.flight_sent.labels(pool, "failed")
+        self._received = metrics.flight_received
+        metrics.flight_shared.labels(pool).set_function(lambda: float(flight.shared(clock())))
+        metrics.flight_gateways.labels(pool).set_function(lambda: float(flight.gateways))
+        flight.start(name=name, incarnation=new_incarnation(), wake=self._wanted.set)
+
+    async def run(self) -> None:
+        """Exchange until cancelled; then tell the others that this gateway's requests are gone."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._listen())
+                tasks.create_task(self._send())
+        finally:
+            with suppress(RedisError, OSError, TimeoutError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await self._publish(self._flight.leaving(self._clock()))
+
+    async def _send(self) -> None:
+        delay = RETRY_SECONDS[0]
+        while True:
+            self._wanted.clear()
+            packed = self._flight.outgoing(self._clock())
+            if packed is None:
+                await self._wait()
+                continue
+            try:
+                self._flight.published(await self._publish(packed))
+            except (RedisError, OSError) as error:
+                self._flight.failed()
+                self._failed.inc()
+                self._complain(error)
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                delay = min(delay * 2, RETRY_SECONDS[1])
+            else:
+                self._sent.inc()
+                delay = RETRY_SECONDS[0]
+                await asyncio.sleep(self._flight.pause)
+
+    async def _wait(self) -> None:
+        """Until there is something to send."""
+        left = self._flight.next_at() - self._clock()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(left):
+                await self._wanted.wait()
+
+    async def _publish(self, packed: bytes) -> int:
+        return int(await self._redis.execute_command("SPUBLISH", self.channel, packed))
+
+    async def _listen(self) -> None:
+        delay = RETRY_SECONDS[0]
+        while True:
+            try:
+                async with self._redis.subscription(self.channel) as subscription:
+                    self._flight.connected()
+                    taken = 0
+                    while True:
+                        async with asyncio.timeout(SILENCE_SECONDS):
+                            packed = await subscription.read()
+                        self._take(packed)
+                        delay = RETRY_SECONDS[0]
+                        taken += MESSAGE_BYTES + len(packed)
+                        if taken >= BYTES_A_TURN:
+                            taken = 0
+                            await asyncio.sleep(0)
+            except (RedisError, OSError, TimeoutError) as error:
+                self._complain(error)
+            finally:
+                self._flight.disconnected()
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(delay * 2, RETRY_SECONDS[1])
+
+    def _take(self, packed: bytes) -> None:
+        now, name = self._clock(), self._flight.name
+        verdict = self._flight.receive(packed, now)
+        self._received.labels(self._pool, verdict).inc()
+        if self._flight.name != name:
+            logger.warning("pool %s: another gateway has the name %s too; going by another", self._pool, name)
+        if self._complained and self._flight.shared(now):
+            self._complained = False
+            logger.info("pool %s: the other gateways' requests in flight are known again", self._pool)
+
+    def _complain(self, error: Exception) -> None:
+        """Once an outage."""
+        if self._complained:
+            return
+        self._complained = True
+        remedy = ""
+        if isinstance(error, NoPermissionError):
+            remedy = "; give the gateway's user the rules of gateway_rules() in warmroute/redis/access.py"
+        elif isinstance(error, ResponseError) and "unknown command" in str(error).lower():
+            remedy = "; Redis 7 or newer is needed"
+        logger.warning(
+            "pool %s: the other gateways' requests in flight are not known, routing by own bookings and the workers' "
+            "reports: %s%s",
+            self._pool,
+            str(error) or "no message came",
+            remedy,
+        )

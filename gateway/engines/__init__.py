@@ -1,0 +1,1 @@
+"""How engines differ, as the gateway sees them."""

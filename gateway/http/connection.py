@@ -1,0 +1,308 @@
+"""One client connection: its requests handled one after another, its deadlines, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
+from typing import cast
+
+from gateway.http.access_log import AccessLog
+from gateway.http.deadlines import NEVER, Watch
+from gateway.http.errors import send_error
+from gateway.http.flow_control import FlowControl
+from gateway.http.framing import RequestError
+from gateway.http.message import Request
+from gateway.http.reply import Reply
+from gateway.http.request_parser import RequestParser, request_id
+from warmroute.config.gateway import GatewayConfig
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Request, Reply], Awaitable[None]]
+"""Answers one request. What it raises becomes a 500 in OpenAI's shape, or an aborted connection once the reply has
+begun, and is logged with the request id. It is not cancelled when the client leaves: `reply.closed` says so."""
+
+AHEAD_LIMIT_BYTES = 65_536
+"""What a client may send ahead of the reply it waits for before reading stops (plus one read of the transport)."""
+AHEAD_LIMIT_REQUESTS = 64
+"""Pipelined requests kept; the connection ends after them, and clients repeat what was not answered."""
+UPLOAD_BYTES_PER_SECOND = 65_536
+"""The least rate of an upload, beyond the time that every request has."""
+LINGER_SECONDS = 2.0
+"""How long a refused client may still send: closing at once would reset the connection and lose the error."""
+
+
+class Uploads:
+    """Bytes of bodies that are still arriving, over all connections: none of them has shown a key yet."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.bytes = 0
+
+
+class Connection(asyncio.Protocol):
+    """The server's side of one client connection.
+
+    A client that shuts down its sending side counts as gone: that is how a client that leaves looks until something
+    is written to it, and its request must not go on costing a GPU until then.
+    """
+
+    _transport: asyncio.Transport
+
+    def __init__(
+        self,
+        handler: Handler,
+        config: GatewayConfig,
+        watch: Watch[Connection],
+        on_refusal: Callable[[int], None] | None = None,
+        access_log: AccessLog | None = None,
+        uploads: Uploads | None = None,
+        anthropic_paths: Collection[str] = (),
+        *,
+        busy: bool,
+    ) -> None:
+        """`on_refusal` is told the status of refusals; on `anthropic_paths` they have Anthropic's shape; `busy`: the
+        server has its limit of connections; refuse this one."""
+        self._anthropic_paths = anthropic_paths
+        self._access_log = access_log
+        self._uploads = uploads
+        self._uploading = 0
+        self._handler = handler
+        self._on_refusal = on_refusal
+        self._config = config
+        self._watch = watch
+        self._loop = asyncio.get_running_loop()
+        self._flow = FlowControl()
+        self._parser = RequestParser(config.header_limit_bytes, config.body_limit_bytes)
+        self._queue: deque[Request | RequestError] = deque()
+        self._ahead_bytes = 0
+        self._reading = True
+        self._reply: Reply | None = None
+        # One task serves all requests of a connection: a task each would cost more than parsing one.
+        self._task: asyncio.Task[None] | None = None
+        self._request: Request | None = None
+        self._turn: asyncio.Future[None] | None = None
+        self._busy = busy
+        self._free_at = 0.0
+        self._last = False
+        self._ending = False
+        self.deadline = NEVER
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        client = peer[0] if isinstance(peer, tuple) else ""
+        scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
+        self._parser = RequestParser(self._config.header_limit_bytes, self._config.body_limit_bytes, client, scheme)
+        self._watch.add(self)
+        self.deadline = self._loop.time() + self._config.client_idle_seconds
+        if self._busy:
+            self._refuse(RequestError(503, "the gateway has its limit of connections; try again later", "overloaded"))
+
+    def data_received(self, data: bytes) -> None:
+        if self._ending:
+            return
+        self._queue.extend(self._parser.feed(data, self._loop.time()))
+        self._count_upload(self._parser.body_bytes if self._parser.mid_request else 0)
+        if self._uploading and self._uploads is not None and self._uploads.bytes > self._uploads.limit:
+            self._count_upload(0)
+            if self._reply is None:
+                self._refuse(RequestError(503, "too much is being uploaded at once; try again later", "overloaded"))
+            else:
+                self._transport.abort()
+            self._parser = RequestParser(0, 0)  # forgets what has come
+            return
+        if len(self._queue) > AHEAD_LIMIT_REQUESTS:
+            while len(self._queue) > AHEAD_LIMIT_REQUESTS:
+                self._queue.pop()
+            self._queue.append(RequestError(503, "too many pipelined requests", "overloaded"))
+        if self._reply is None:
+            self._next()
+            return
+        self._ahead_bytes += len(data)
+        if self._ahead_bytes > AHEAD_LIMIT_BYTES and self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _count_upload(self, size: int) -> None:
+        """This connection's part of `Uploads`."""
+        if size != self._uploading and self._uploads is not None:
+            self._uploads.bytes += size - self._uploading
+            self._uploading = size
+
+    def eof_received(self) -> bool:
+        if self._reply is not None and not self._reply.finished:
+            self._transport.abort()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ending = True
+        self._count_upload(0)
+        self._queue.clear()
+        self._flow.detach()
+        self._flow.resume()
+        if self._reply is not None:
+            self._reply.connection_closed()
+        else:
+            self._watch.discard(self)
+            self._wake()
+
+    def pause_writing(self) -> None:
+        self._flow.pause()
+        self.deadline = self._loop.time() + self._config.stream_idle_seconds
+
+    def resume_writing(self) -> None:
+        self._flow.resume()
+        self._set_deadline()
+
+    def expire(self) -> None:
+        """Act on the deadline: the client is idle, too slow to send, or too slow to take its reply."""
+        if self._ending or self._reply is not None:
+            self._transport.abort()
+        elif self._parser.mid_request:
+            self._refuse(RequestError(408, "the request did not arrive in time", "request_timeout"))
+        else:
+            self._close()
+
+    def drain(self) -> None:
+        """End after the request in progress, now if there is none."""
+        self._last = True
+        if self._reply is not None:
+            self._reply.keep_alive = False
+        elif not self._ending and not self._parser.mid_request:
+            self._close()
+
+    def cut(self) -> None:
+        """The grace has ended: end the reply where its sender knows how, else as `abort`."""
+        reply = self._reply
+        if reply is None or reply.on_cut is None or not reply.on_cut():
+            self._transport.abort()
+
+    def abort(self) -> None:
+        """End now, and with it the handler's wait for this client."""
+        self._transport.abort()
+
+    def cancel(self) -> None:
+        """End the handler itself, for one that does not end when its client is gone."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _next(self) -> None:
+        """Begin with the next request if there is one."""
+        if self._queue:
+            item = self._queue.popleft()
+            if isinstance(item, RequestError):
+                self._refuse(item)
+            else:
+                self._begin(item)
+        elif self._parser.awaits_continue:
+            self._parser.awaits_continue = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._set_deadline()
+
+    def _begin(self, request: Request) -> None:
+        self._reply = Reply(
+            self._transport,
+            self._flow,
+            request.request_id,
+            method=request.method,
+            version=request.version,
+            keep_alive=request.keep_alive and not self._last,
+        )
+        self._request = request
+        if self._task is None:
+            self._task = self._loop.create_task(self._serve())
+        else:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Let the task that waits for a request look for it, or for the connection's end."""
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
+
+    async def _serve(self) -> None:
+        """Handle requests as `_begin` leaves them, until the connection ends."""
+        while True:
+            request, self._request = self._request, None
+            if request is not None and self._reply is not None:
+                await self._handle(request, self._reply)
+            elif self._ending:
+                return
+            else:
+                self._turn = self._loop.create_future()
+                await self._turn
+                self._turn = None
+
+    async def _handle(self, request: Request, reply: Reply) -> None:
+        try:
+            await self._handler(request, reply)
+            if not reply.finished and not reply.closed:
+                logger.error("request %s: the handler left the reply unfinished", request.request_id)
+        except Exception:
+            logger.exception("request %s failed", request.request_id)
+        except asyncio.CancelledError:
+            reply.keep_alive = False  # no task would handle a further request
+            raise
+        finally:
+            self._end(reply)
+            if self._access_log is not None:
+                self._access_log.add(request, reply, self._loop.time() - request.arrived_at)
+
+    def _end(self, reply: Reply) -> None:
+        """The handler has ended: make sure that the reply has, then go on."""
+        if not reply.started and not reply.closed:
+            send_error(reply, 500, "the gateway failed to answer this request", code="internal_error")
+        elif not reply.finished:
+            reply.abort()
+        self._reply = None
+        if self._ending or reply.closed:
+            self._watch.discard(self)
+        elif self._last or not reply.keep_alive:
+            self._close()
+        else:
+            self._ahead_bytes = 0
+            self._free_at = self._loop.time()
+            if not self._reading:
+                self._reading = True
+                self._transport.resume_reading()
+            self._next()
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer with an error, then let the client read it before the connection goes."""
+        self._ending = True
+        self._count_upload(0)
+        self._queue.clear()
+        reply = Reply(self._transport, self._flow, request_id(None), method="", version="1.1", keep_alive=False)
+        reply.anthropic = self._parser.path in self._anthropic_paths
+        send_error(reply, error.status, error.message, code=error.code)
+        if self._on_refusal is not None:
+            self._on_refusal(error.status)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:  # TLS, whose end is a message of its own
+            self._transport.close()
+        self._set_deadline()
+
+    def _close(self) -> None:
+        """End once everything written has been taken."""
+        self._ending = True
+        self._queue.clear()
+        self._transport.close()
+        self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        now = self._loop.time()
+        if self._flow.paused or (self._ending and self._transport.get_write_buffer_size()):
+            self.deadline = now + self._config.stream_idle_seconds
+        elif self._ending:
+            self.deadline = now + LINGER_SECONDS
+        elif self._reply is not None:
+            self.deadline = NEVER
+        elif self._parser.mid_request:
+            upload_seconds = self._parser.body_bytes / UPLOAD_BYTES_PER_SECOND
+            began_at = max(self._parser.began_at, self._free_at)
+            self.deadline = began_at + self._config.client_read_seconds + upload_seconds
+        else:
+            self.deadline = now + self._config.client_idle_seconds

@@ -1,0 +1,114 @@
+"""Kept connections to workers, by (host, port)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.http.deadlines import TICK_SECONDS, Watch
+from gateway.http.upstream_connection import UpstreamConnection
+from gateway.http.upstream_security import UpstreamSecurity
+from warmroute.config.gateway import GatewayConfig
+
+CLOSE_SECONDS = 5.0
+
+
+class UpstreamPool:
+    """Connections to workers. One a process; belongs to the loop it is first used on.
+
+    Bounds: those in use by the requests in flight, idle ones by `idle_per_worker` and by config.upstream_idle_seconds.
+    A connection is kept only after a whole reply, with nothing unsent and nothing beyond it, and is cut when bytes
+    come unasked.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        security: UpstreamSecurity | None = None,
+        *,
+        idle_per_worker: int = 256,
+        tick_seconds: float = TICK_SECONDS,
+    ) -> None:
+        """Plain HTTP without a key where `security` is None. Deadlines are kept to within `tick_seconds`."""
+        self._config = config
+        self._security = security
+        self._idle_per_worker = idle_per_worker
+        self._watch: Watch[UpstreamConnection] = Watch(tick_seconds)
+        # Insertion order is order of use; a worker's entry goes with its last idle connection.
+        self._idle: dict[tuple[str, int], dict[UpstreamConnection, None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    @property
+    def connections(self) -> int:
+        """Open connections, idle ones included."""
+        return len(self._watch)
+
+    @property
+    def idle(self) -> int:
+        """Idle connections."""
+        return sum(map(len, self._idle.values()))
+
+    @property
+    def authorization(self) -> bytes:
+        """Value of the header Authorization that workers want; empty: none."""
+        return b"" if self._security is None else self._security.authorization
+
+    def take(self, host: str, port: int) -> UpstreamConnection | None:
+        """The idle connection used last; None when there is none."""
+        idle = self._idle.get((host, port))
+        while idle:
+            connection, _ = idle.popitem()
+            if not idle:
+                del self._idle[host, port]
+            if connection.usable:
+                return connection
+        return None
+
+    async def connect(self, host: str, port: int) -> UpstreamConnection:
+        """A new connection. Raises OSError (ssl.SSLError is one), or TimeoutError after config.connect_seconds."""
+        if self._closed:
+            raise ConnectionError("the gateway is shutting down")
+        self._loop = asyncio.get_running_loop()
+        security = self._security
+        context = None if security is None else security.context
+        async with asyncio.timeout(self._config.connect_seconds):
+            _, connection = await self._loop.create_connection(
+                lambda: UpstreamConnection(self, (host, port), self._config.header_limit_bytes),
+                host,
+                port,
+                ssl=context,
+                server_hostname=None if security is None or context is None else security.server_name or host,
+            )
+        return connection
+
+    async def close(self) -> None:
+        """Cut every connection, those in use too, and wait until they are gone."""
+        self._closed = True
+        for connection in self._watch:
+            connection.abort()
+        await self._watch.emptied(CLOSE_SECONDS)
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        """Called by a connection once it is made."""
+        self._watch.add(connection)
+        if self._closed:
+            connection.abort()
+
+    def free(self, connection: UpstreamConnection) -> None:
+        """Called by a connection that can carry another request."""
+        idle = self._idle.get(connection.address, {})
+        if self._closed or self._loop is None or len(idle) >= self._idle_per_worker:
+            connection.abort()
+            return
+        idle[connection] = None
+        self._idle[connection.address] = idle
+        connection.deadline = self._loop.time() + self._config.upstream_idle_seconds
+
+    def gone(self, connection: UpstreamConnection) -> None:
+        """Called by a connection that is lost."""
+        self._watch.discard(connection)
+        idle = self._idle.get(connection.address)
+        if idle is not None:
+            idle.pop(connection, None)
+            if not idle:
+                del self._idle[connection.address]

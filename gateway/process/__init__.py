@@ -1,0 +1,1 @@
+"""The gateway as a process, or as several that share a port."""

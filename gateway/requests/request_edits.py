@@ -1,0 +1,81 @@
+"""The edits of a request's JSON body, spliced in place: every other byte goes to the worker as it came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.engines.registry import EngineRules
+from gateway.requests.json_members import edit_object, last, members, splice, value_of_only
+
+
+@dataclass(slots=True)  # not frozen: see gateway.entrypoint.http.Request
+class RequestEdits:
+    """What to change. `model`: the engine's name for it, where an alias was used. `salt`: the tenant's, which takes
+    the place of the client's own. `ask_usage`: see `lacks_usage`. `priority`: of a hint that is not in the body's
+    `priority`, higher is more important."""
+
+    model: str | None = None
+    salt: str | None = None
+    ask_usage: bool = False
+    priority: int | None = None
+
+    def apply(self, body: bytes, fields: Mapping[str, Any], rules: EngineRules) -> bytes:
+        """The body as the worker gets it; the very same object where nothing is to change.
+
+        `fields` is the body, parsed. Of duplicate keys all are changed, since engines need not agree on which counts.
+        """
+        replace: dict[str, bytes] = {}
+        add: dict[str, bytes] = {}
+        if self.model is not None and "model" in fields:
+            replace["model"] = orjson.dumps(self.model)
+        if self.salt is not None:
+            (replace if "cache_salt" in fields else add)["cache_salt"] = orjson.dumps(self.salt)
+        priority = fields.get("priority")
+        if priority is None:
+            if self.priority and rules.takes_priority:
+                value = b"%d" % (-self.priority if rules.lower_priority_first else self.priority)
+                (replace if "priority" in fields else add)["priority"] = value
+        elif rules.lower_priority_first and type(priority) is int and priority:
+            replace["priority"] = b"%d" % -priority
+        if self.ask_usage:
+            (replace if "stream_options" in fields else add)["stream_options"] = _asking(body, fields)
+        remove = rules.rejects.intersection(fields)
+        if not (replace or add or remove):
+            return body
+        if "model" in replace and b"\\u00" not in body and (only := value_of_only(body, "model")) is not None:
+            body = splice(body, [(*only, replace.pop("model"))])
+            if not (replace or add or remove):
+                return body
+        return edit_object(body, replace, remove, add=add)
+
+
+def lacks_usage(fields: Mapping[str, Any]) -> bool:
+    """Whether this is a stream that would end without telling its usage, and can be asked to. Options that are
+    malformed are the engine's to refuse."""
+    if fields.get("stream") is not True:
+        return False
+    options = fields.get("stream_options")
+    if options is None:
+        return True
+    if not isinstance(options, dict):
+        return False
+    asked = options.get("include_usage")
+    return asked is None or asked is False
+
+
+def _asking(body: bytes, fields: Mapping[str, Any]) -> bytes:
+    """The client's stream_options with include_usage."""
+    options = fields.get("stream_options")
+    if not isinstance(options, dict):
+        return b'{"include_usage":true}'
+    member = last(members(body), "stream_options")
+    if member is None:
+        return b'{"include_usage":true}'
+    text = body[member.value_start : member.value_end]
+    if "include_usage" in options:
+        return edit_object(text, {"include_usage": b"true"})
+    return edit_object(text, {}, add={"include_usage": b"true"})

@@ -1,0 +1,1 @@
+"""Which workers a pool has, by discovery and by the index."""

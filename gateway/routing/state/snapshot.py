@@ -1,0 +1,142 @@
+"""What is known of a pool's workers at one moment: the facts that policies decide on.
+
+Of a worker's cache it is the index's word, or in approximate mode what was routed to it, and what is predicted; of its
+load the gateways' bookings and its own report. A worker that the index is late with is as one that says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from gateway.prompts.keyer import KeySpace, Prompt
+from gateway.routing.census.workers import Worker
+from gateway.routing.policies.facts import CandidateFacts, PrefillRate
+from gateway.routing.state.approximate import ApproximateIndex
+from gateway.routing.state.load_report import FRESH_SECONDS, Report
+from gateway.routing.state.peer_sync import Flight
+from gateway.routing.state.predictions import Predictions
+from gateway.routing.state.rates import PrefillRates
+from gateway.routing.state.reservations import NOTHING, Reservations
+from indexer.reader.mirror import Match, Mirror
+
+NO_MATCH: Final = Match(0)
+NO_MATCHES: Final[dict[str, Match]] = {}
+NO_DEPTHS: Final[dict[str, int]] = {}
+NO_RATES: Final[dict[str, PrefillRate]] = {}
+NO_KEYS: Final[Sequence[int]] = ()
+
+
+class IndexView(Protocol):
+    """What routing reads of a pool's index: `indexer.reader.pool_index.PoolIndex`, or a replay's own."""
+
+    @property
+    def mirror(self) -> Mirror: ...
+
+    @property
+    def late(self) -> frozenset[str]: ...
+
+
+class Reports(Protocol):
+    """What routing reads of the workers' loads: `gateway.discovery.load_reports.LoadReports`, or a replay's own."""
+
+    def of(self, pool: str) -> dict[str, Report]: ...
+
+
+class Sight:
+    """One pool's workers as this gateway sees them. Bounded as its parts are."""
+
+    def __init__(self, pool: str, index: IndexView, reports: Reports, *, rated: bool) -> None:
+        """`rated`: policies are told the workers' learned rates."""
+        self.index = index
+        self.reports = reports
+        self.reservations = Reservations()
+        self.predictions = Predictions()
+        self.flight = Flight(self.reservations, self.predictions)
+        """The other gateways' bookings and predictions; whoever runs the exchange keeps it current."""
+        self.approximate = ApproximateIndex()
+        self.rates = PrefillRates()
+        self._pool = pool
+        self._rates: dict[str, PrefillRate] = self.rates.learned if rated else NO_RATES
+
+    def forget(self, worker: str) -> None:
+        """The worker with this uid left."""
+        self.rates.forget(worker)
+        self.approximate.forget(worker)
+
+    def unreported(self, workers: Iterable[Worker], now: float) -> int:
+        """Workers that the index knows and that have not reported their load lately."""
+        reports, oldest = self.reports.of(self._pool), now - FRESH_SECONDS
+        known = [worker.index_id for worker in workers if worker.index_id is not None]
+        return sum(name not in reports or reports[name].measured_at < oldest for name in known)
+
+    def facts(
+        self, candidates: Sequence[Worker], prompt: Prompt | None, space: KeySpace | None, now: float
+    ) -> tuple[list[CandidateFacts], list[Match]]:
+        """The candidates' facts, and their matches without what is predicted; both in the order of the candidates."""
+        self.predictions.expire(now)
+        keys = NO_KEYS if prompt is None or space is None else prompt.keys
+        confirmed = self.index.mirror.match(keys) if keys else NO_MATCHES
+        approximate = self.approximate.match(keys) if keys else NO_MATCHES
+        predicted = self.predicted(keys) if keys else NO_DEPTHS
+        shared = self.flight.shared(now)
+        late, reports, rates = self.index.late, self.reports.of(self._pool), self._rates
+        bookings = self.reservations.all if shared else self.reservations.own
+        oldest = now - FRESH_SECONDS
+        tokens, size = (prompt.tokens, space.index_block_tokens) if keys and prompt and space else (0, 0)
+        facts: list[CandidateFacts] = []
+        matches: list[Match] = []
+        for worker in candidates:
+            uid, index_id = worker.uid, worker.index_id
+            waiting: int | None = None
+            kv_use: float | None = None
+            match = NO_MATCH
+            booked = bookings.get(uid, NOTHING)
+            if index_id is not None and index_id not in late:
+                match = confirmed.get(index_id, NO_MATCH)
+                report = reports.get(index_id)
+                if report is not None and report.measured_at >= oldest:
+                    waiting, kv_use = report.waiting_tokens, report.kv_cache_usage
+                    if not shared:
+                        booked = self.flight.without_others(uid, report)
+            if approximate and is_approximate(worker):
+                match = approximate.get(uid, NO_MATCH)
+            matched = host = 0
+            blocks, host_blocks = match
+            if predicted and blocks < (expected := predicted.get(uid, 0)):
+                blocks = expected
+            if blocks:
+                # An engine computes at least the prompt's last token, and takes whole blocks of its own from the cache.
+                engine_block = 1 if worker.facts is None else worker.facts.engine_block_tokens
+                matched = min(blocks * size, tokens - 1) // engine_block * engine_block
+                host = min(host_blocks * size, matched) if host_blocks else 0
+            matches.append(match)
+            # By position: names cost a third more, a worker.
+            facts.append(
+                CandidateFacts(
+                    worker.name,
+                    matched,
+                    host,
+                    booked.pending_tokens,
+                    waiting,
+                    booked.requests,
+                    kv_use,
+                    worker.capacity_tokens,
+                    rates.get(uid),
+                )
+            )
+        return facts, matches
+
+    def predicted(self, keys: Sequence[int]) -> dict[str, int]:
+        """Leading blocks that this gateway or another expects on workers."""
+        depths = self.predictions.match(keys)
+        for uid, depth in self.flight.predicted.match(keys).items():
+            if depth > depths.get(uid, 0):
+                depths[uid] = depth
+        return depths
+
+
+def is_approximate(worker: Worker) -> bool:
+    """Whether what it holds is known from what was routed to it alone. One whose agent fell silent is late, not this:
+    it holds what it held."""
+    return worker.facts is None or not worker.facts.publishes_events

@@ -1,0 +1,35 @@
+"""Predicted entries of other gateways, of which every eighth key is told.
+
+A key names its block and everything before it, so one key found says all that a prompt shares up to there; and whoever
+predicted it has sent a request that leaves all those blocks on the worker. So the deepest key found decides, and those
+before it need not be known: they may have been confirmed already when the request was routed. The price is that up to
+seven blocks beyond it count as not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.routing.state.predictions import Predictions
+
+STRIDE: Final = 8
+
+
+def sparse_keys(keys: Sequence[int], start: int, limit: int) -> Sequence[int]:
+    """Every eighth key of a prompt, counted from its beginning, of the blocks from `start` on; at most `limit`."""
+    first = start + (-start - 1) % STRIDE
+    return keys[first : first + STRIDE * limit : STRIDE]
+
+
+class SparsePredictions(Predictions):
+    """What other gateways expect on the workers; withdrawn when they say so, or are silent."""
+
+    def match(self, keys: Sequence[int]) -> dict[str, int]:
+        """For every worker that is expected to hold at least eight blocks: how many leading blocks."""
+        depths: dict[str, int] = {}
+        if self._holders:
+            for position in range(STRIDE - 1, len(keys), STRIDE):
+                for worker in self._holders.get(keys[position], ()):
+                    depths[worker] = position + 1
+        return depths

@@ -1,0 +1,1 @@
+"""What people see of the index: the ledger read, and summed up."""

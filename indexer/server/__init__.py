@@ -1,0 +1,1 @@
+"""The indexer's process: the gRPC service, workers' sessions, the Redis ledger."""

@@ -1,0 +1,145 @@
+"""Accepting, limits, draining."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.http.message import Request
+from gateway.http.reply import Reply
+from gateway.http.server import Server
+from gateway.routing.assignment import Outcome
+from tests.gateway.http.support import (
+    LAST_CHUNK,
+    SSE_HEAD,
+    TICK_SECONDS,
+    Link,
+    chunk,
+    client,
+    config,
+    gateway,
+    request,
+    run,
+    serving,
+    worker,
+)
+from tests.support import eventually
+
+
+async def ok(request: Request, reply: Reply) -> None:
+    reply.send(200, (), b"ok")
+
+
+def test_a_stream_in_progress_finishes_while_the_server_drains() -> None:
+    async def main() -> None:
+        finish = asyncio.Event()
+
+        async def script(link: Link) -> None:
+            await link.request()
+            await link.send(SSE_HEAD + chunk(b"data: 1\n\n"))
+            await finish.wait()
+            await link.send(chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
+
+        async with worker(script) as engine, gateway(engine.port) as gate, gate.client() as user, gate.client() as idle:
+            await idle.ask(request("GET", "/health", b""))
+            user.send(request())
+            await eventually(lambda: gate.assigner.given and gate.assigner.given[0].first_bytes)
+            draining = asyncio.ensure_future(gate.server.drain(20))
+            assert await idle.at_end()
+            with pytest.raises(ConnectionRefusedError):
+                async with gate.client():
+                    pass
+            assert not draining.done()
+            finish.set()
+            assert (await user.answer()).body == b"data: 1\n\ndata: [DONE]\n\n"
+            assert await user.at_end()
+            await asyncio.wait_for(draining, 5)
+            assert gate.assigner.outcomes == [Outcome.COMPLETED]
+
+    run(main())
+
+
+def test_a_reply_that_begins_while_draining_says_that_the_connection_closes() -> None:
+    async def main() -> None:
+        release = asyncio.Event()
+        begun = asyncio.Event()
+
+        async def handler(request: Request, reply: Reply) -> None:
+            begun.set()
+            await release.wait()
+            await ok(request, reply)
+
+        async with serving(handler) as server, client(server.port) as user, client(server.port) as uploading:
+            user.send(request())
+            uploading.send(request()[:-1])
+            await begun.wait()
+            await eventually(lambda: server.connections == 2)
+            draining = asyncio.ensure_future(server.drain(20))
+            await asyncio.sleep(0)
+            release.set()
+            assert (await user.answer()).header(b"connection") == b"close"
+            assert (await uploading.ask(b"}")).header(b"connection") == b"close"
+            await asyncio.wait_for(draining, 5)
+
+    run(main())
+
+
+def test_what_has_not_ended_after_the_grace_is_cut_and_a_handler_that_hangs_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.http.server.CUT_SECONDS", 0.1)
+
+    async def main() -> None:
+        begun = asyncio.Event()
+        cancelled = asyncio.Event()
+
+        async def handler(request: Request, reply: Reply) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        async with serving(handler) as server, client(server.port) as user:
+            user.send(request())
+            await begun.wait()
+            await asyncio.wait_for(server.drain(0.05), 5)
+            assert cancelled.is_set()
+            assert server.connections == 0
+
+    run(main())
+
+
+def test_connections_beyond_the_limit_are_refused_and_those_within_it_go_on() -> None:
+    async def main() -> None:
+        server = Server(ok, config(), connection_limit=2, tick_seconds=TICK_SECONDS)
+        await server.start()
+        async with client(server.port) as one, client(server.port) as two:
+            assert (await one.ask(request())).body == b"ok"
+            assert (await two.ask(request())).body == b"ok"
+            async with client(server.port) as three:
+                assert (await three.answer()).status == 503
+                assert await three.at_end()
+            assert (await one.ask(request())).body == b"ok"
+        await eventually(lambda: server.connections == 0)
+        async with client(server.port) as again:
+            assert (await again.ask(request())).body == b"ok"
+        await server.drain(0)
+
+    run(main())
+
+
+def test_two_servers_can_share_a_port() -> None:
+    async def main() -> None:
+        first = Server(ok, config())
+        await first.start(reuse_port=True)
+        second = Server(ok, config().model_copy(update={"port": first.port}))
+        await second.start(reuse_port=True)
+        assert first.port == second.port
+        await first.drain(0)
+        async with client(second.port) as user:
+            assert (await user.ask(request())).body == b"ok"
+        await second.drain(0)
+
+    run(main())

@@ -1,0 +1,198 @@
+"""The gateway's process: what it starts with, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.gateway.http.support import LAST_CHUNK, SSE_HEAD, Link, chunk, client, full_pipe, plain, run, worker
+from tests.support import eventually
+from warmroute.cli.children import free_ports
+from warmroute.cli.stack import get_json
+
+REQUEST = b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 29\r\n\r\n{"model": "m", "messages": 1}'
+
+
+@asynccontextmanager
+async def gateway(
+    tmp_path: Path,
+    worker_port: int,
+    tenants: dict | None = None,
+    redis_url: str | None = None,
+    stdout: int | None = None,
+    **fields,
+):
+    """The process, its public port and its admin port, once it is ready. Redis, unless given, and indexer are not
+    there."""
+    port, admin, nothing = free_ports(3)
+    section = {
+        "port": port,
+        "admin_port": admin,
+        "indexers": [f"127.0.0.1:{nothing}"],
+        "pools": [{"model": "m", "workers": [f"127.0.0.1:{worker_port}"]}],
+        **fields,
+    }
+    path = tmp_path / "gateway.yaml"
+    redis = {"url": redis_url or f"redis://127.0.0.1:{nothing}"}
+    sections = {"redis": redis, "gateway": section, "tenants": tenants or {}}
+    path.write_text(yaml.safe_dump(sections))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "warmroute", "gateway", "--config", str(path)),
+        stdout=stdout,
+        stderr=asyncio.subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")},
+    )
+    try:
+        ready = f"http://127.0.0.1:{admin}/readyz"
+        await eventually(lambda: asyncio.to_thread(is_ready, ready), within=30)
+        yield process, port, ready
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def is_ready(url: str) -> bool:
+    return (get_json(url) or {}).get("ready", False)
+
+
+async def healthy_then(link: Link, reply) -> None:
+    """Answer health checks at once and everything else with `reply`."""
+    while True:
+        request = await link.request()
+        if b"/health" in request.start:
+            await link.send(plain(b""))
+        else:
+            await reply(link)
+
+
+def test_an_access_log_that_nobody_reads_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    async def reply(link: Link) -> None:
+        await link.send(plain(b"{}"))
+
+    async def scenario(writer: int) -> None:
+        async with (
+            worker(lambda link: healthy_then(link, reply)) as engine,
+            gateway(tmp_path, engine.port, stdout=writer, access_log="json") as (process, port, _),
+        ):
+            async with client(port) as connected:
+                assert (await connected.ask(REQUEST)).status == 200
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(process.wait(), 10) == 0
+
+    with full_pipe() as pipe:
+        run(scenario(pipe))
+
+
+def test_a_signal_fails_readiness_first_and_lets_streams_finish(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        released = asyncio.Event()
+
+        async def stream(link: Link) -> None:
+            await link.send(SSE_HEAD + chunk(b"data: 1\n\n"))
+            await released.wait()
+            await link.send(chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
+
+        async with (
+            worker(lambda link: healthy_then(link, stream)) as engine,
+            gateway(tmp_path, engine.port, unready_seconds=2.0) as (process, port, ready),
+            client(port) as streaming,
+        ):
+            streaming.send(REQUEST)
+            await streaming.reader.readuntil(b"data: 1\n\n")
+            process.send_signal(signal.SIGTERM)
+            await eventually(lambda: asyncio.to_thread(lambda: not is_ready(ready)), within=2)
+            # Not ready, and still accepting: load balancers need a moment to see it.
+            async with client(port) as late:
+                answer = await late.ask(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert answer.status == 200
+
+            async def refused() -> bool:
+                try:
+                    async with client(port):
+                        return False
+                except ConnectionError:
+                    return True
+
+            await eventually(refused, within=10)
+            assert process.returncode is None
+            released.set()
+            assert (await streaming.reader.read()).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            assert await asyncio.wait_for(process.wait(), 10) == 0
+
+    run(scenario())
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async def forever(link: Link) -> None:
+            await link.send(SSE_HEAD + chunk(b"data: 1\n\n"))
+            await asyncio.Event().wait()
+
+        async with (
+            worker(lambda link: healthy_then(link, forever)) as engine,
+            gateway(tmp_path, engine.port) as (process, port, ready),
+            client(port) as streaming,
+        ):
+            streaming.send(REQUEST)
+            await streaming.reader.readuntil(b"data: 1\n\n")
+            process.send_signal(signal.SIGTERM)
+            await eventually(lambda: asyncio.to_thread(lambda: not is_ready(ready)), within=5)
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(process.wait(), 10) == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("section", [{}, {"pools": []}])
+def test_a_gateway_without_pools_says_so(tmp_path: Path, section: dict) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "gateway.yaml"
+        path.write_text(yaml.safe_dump({"gateway": section}))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "warmroute", "gateway", "--config", str(path)), stderr=asyncio.subprocess.PIPE
+        )
+        _, errors = await asyncio.wait_for(process.communicate(), 30)
+        assert process.returncode == 2
+        assert b"gateway.pools: at least one pool is needed" in errors
+        assert b"Traceback" not in errors
+
+    run(scenario())
+
+
+def test_keys_and_limits_hold_without_redis(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    digest = sha256(b"secret").hexdigest()
+    keys.write_text(
+        yaml.safe_dump({"tenants": [{"name": "a", "keys": [digest], "limits": {"requests_per_minute": 2}}]})
+    )
+    tenants = {"keys_file": str(keys), "salt_secret": "s" * 32}
+
+    async def scenario() -> None:
+        async def answer(link: Link) -> None:
+            await link.send(plain(b"{}"))
+
+        async with (
+            worker(lambda link: healthy_then(link, answer)) as engine,
+            gateway(tmp_path, engine.port, tenants) as (_, port, _),
+        ):
+            key = b"\r\nAuthorization: Bearer secret"
+            asked = [REQUEST, *[REQUEST.replace(b"\r\nHost: x", b"\r\nHost: x" + key)] * 3]
+            statuses = []
+            for request in asked:
+                async with client(port) as connected:
+                    statuses.append((await connected.ask(request)).status)
+            assert statuses == [401, 200, 200, 429]
+            bodies = [message.body for message in engine.requests if message.body]
+            assert len(bodies) == 2
+            assert all(body.startswith(b'{"cache_salt":"') for body in bodies)
+
+    run(scenario())

@@ -1,0 +1,90 @@
+"""The publisher against real indexers: what a worker that cannot publish shows, and how it changes replicas."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.indexer.support import Engine, engine, identity, indexer, running
+from tests.support import eventually
+from warmroute.cli.children import free_ports
+from worker.events import BlockStored, EngineLoad
+from worker.metrics import WorkerMetrics
+from worker.publish.publisher import Publisher
+
+
+def reconnects(worker: Engine) -> dict[str, float]:
+    (family,) = worker.publisher._metrics.reconnects.collect()
+    return {sample.labels["reason"]: sample.value for sample in family.samples if sample.name.endswith("_total")}
+
+
+def test_a_worker_that_cannot_publish_shows_how_far_it_is_behind(redis_url: str) -> None:
+    async def scenario() -> None:
+        (port,) = free_ports(1)
+        registry = CollectorRegistry()
+        publisher = Publisher(f"127.0.0.1:{port}", identity("w"), EngineLoad, WorkerMetrics(registry))
+        worker = Engine(publisher)
+
+        def shown(name: str) -> float | None:
+            return registry.get_sample_value(f"warmroute_worker_{name}")
+
+        assert shown("unpublished_seconds") == 0
+        async with running(publisher.run()):
+            worker.store(1)
+            await eventually(lambda: (shown("unpublished_seconds") or 0) > 0.2)
+            assert shown("unpublished_keys") == 1
+            assert shown("connected") == 0
+            await eventually(lambda: publisher.trouble.startswith("unavailable: "))
+            async with indexer(redis_url, port=port):
+                await eventually(lambda: shown("unpublished_seconds") == 0, within=20)
+                assert shown("unpublished_keys") == 0
+
+    asyncio.run(scenario())
+
+
+def test_orphans_and_lag_reach_the_indexer(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as index:
+            worker = engine(index.address, "w")
+            worker.publisher.apply([BlockStored(b"child", b"unknown", [1] * 16)])
+            async with running(worker.publisher.run()):
+                (key,) = await eventually(lambda: list(index.service.loads._loads))
+                load, _, _ = index.service.loads._loads[key]
+                assert load.orphaned_blocks == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_worker_passes_over_a_replica_that_is_not_there(order: tuple[int, int], redis_url: str) -> None:
+    async def scenario() -> None:
+        (port,) = free_ports(1)
+        async with indexer(redis_url) as index:
+            names = [index.address, f"127.0.0.1:{port}"]
+            worker = engine(",".join(names[number] for number in order), "w")
+            async with running(worker.publisher.run()):
+                await eventually(lambda: worker.publisher.connected)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_told_to_leave_finishes_what_is_on_the_way(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as one, indexer(redis_url) as two:
+            worker = engine(f"{one.address},{two.address}", "w", capacity_keys=20_000)
+            worker.publisher.state._held["device"] |= set(range(20_000))
+            async with running(worker.publisher.run()):
+                await eventually(lambda: worker.publisher.connected)
+                first, second = (one, two) if one.service._sessions else (two, one)
+                # In the midst of its snapshot, of five chunks and more.
+                await eventually(lambda: any(session.held for session in first.service._sessions))
+                await first.service.drain()
+                await eventually(lambda: second.service._sessions and worker.publisher.connected)
+                assert worker.publisher._metrics.snapshots._value.get() == 1
+                assert reconnects(worker) == {"leave": 1}
+                worker.store(1)
+                await eventually(lambda: worker.publisher._metrics.deltas._value.get())
+
+    asyncio.run(scenario())

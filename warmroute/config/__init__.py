@@ -1,0 +1,1 @@
+"""The configuration model, one file a section; `warmroute.config.model` has the rules that all of them share."""

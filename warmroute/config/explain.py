@@ -1,0 +1,19 @@
+"""The section of `warmroute explain`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from warmroute.config.setting_types import HttpUrl, Name, Section
+
+
+class ExplainConfig(Section):
+    """Where `warmroute explain` asks, and for whom."""
+
+    url: HttpUrl = Field("http://127.0.0.1:8001", description="a gateway's admin port")
+    path: str = Field(
+        "/v1/chat/completions", pattern="^/", description="path of the public port that the request would go to"
+    )
+    tenant: Name | None = Field(
+        None, description="whose request it is, by name, where the gateway has tenants: their caches are kept apart"
+    )

@@ -1,0 +1,1 @@
+"""gRPC between the parts: TLS, certificates, shared tokens."""
