@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.process import compiled
 from gateway.prompts.keyer import Prompt
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import SLOW_START_SECONDS
 from gateway.routing.routed_request import RoutedRequest

@@ -58,7 +58,7 @@ class AccessLog:
                 request.method,
                 request.path[:PATH_LIMIT],
                 reply.final_status,
-                reply.worker,
+                reply.upstream,
                 seconds,
             )
         )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
-from typing import cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, cast
 
 from gateway.http.access_log import AccessLog
 from gateway.http.deadlines import NEVER, Watch
-from gateway.http.errors import send_error
+from gateway.http.errors import OPENAI, ErrorShape, RequestError, send_error
 from gateway.http.flow_control import FlowControl
-from gateway.http.framing import RequestError
+from gateway.http.errors import RequestError
+
 from gateway.http.message import Request
 from gateway.http.reply import Reply
 from gateway.http.request_parser import RequestParser, request_id
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[Request, Reply], Awaitable[None]]
 """Answers one request. What it raises becomes a 500 in OpenAI's shape, or an aborted connection once the reply has
 begun, and is logged with the request id. It is not cancelled when the client leaves: `reply.closed` says so."""
+
+NO_SHAPES: Final[dict[str, ErrorShape]] = {}
 
 AHEAD_LIMIT_BYTES = 65_536
 """What a client may send ahead of the reply it waits for before reading stops (plus one read of the transport)."""
@@ -59,13 +62,13 @@ class Connection(asyncio.Protocol):
         on_refusal: Callable[[int], None] | None = None,
         access_log: AccessLog | None = None,
         uploads: Uploads | None = None,
-        anthropic_paths: Collection[str] = (),
+        error_shapes: Mapping[str, ErrorShape] = NO_SHAPES,
         *,
         busy: bool,
     ) -> None:
-        """`on_refusal` is told the status of refusals; on `anthropic_paths` they have Anthropic's shape; `busy`: the
-        server has its limit of connections; refuse this one."""
-        self._anthropic_paths = anthropic_paths
+        """`on_refusal` is told the status of refusals; `error_shapes` are those of the paths that have another than
+        OpenAI's; `busy`: the server has its limit of connections; refuse this one."""
+        self._error_shapes = error_shapes
         self._access_log = access_log
         self._uploads = uploads
         self._uploading = 0
@@ -211,6 +214,7 @@ class Connection(asyncio.Protocol):
             version=request.version,
             keep_alive=request.keep_alive and not self._last,
         )
+        self._reply.error_shape = self._error_shapes.get(request.path, OPENAI)
         self._request = request
         if self._task is None:
             self._task = self._loop.create_task(self._serve())
@@ -253,7 +257,7 @@ class Connection(asyncio.Protocol):
     def _end(self, reply: Reply) -> None:
         """The handler has ended: make sure that the reply has, then go on."""
         if not reply.started and not reply.closed:
-            send_error(reply, 500, "the gateway failed to answer this request", code="internal_error")
+            send_error(reply, RequestError(500, "the gateway failed to answer this request", "internal_error"))
         elif not reply.finished:
             reply.abort()
         self._reply = None
@@ -275,8 +279,8 @@ class Connection(asyncio.Protocol):
         self._count_upload(0)
         self._queue.clear()
         reply = Reply(self._transport, self._flow, request_id(None), method="", version="1.1", keep_alive=False)
-        reply.anthropic = self._parser.path in self._anthropic_paths
-        send_error(reply, error.status, error.message, code=error.code)
+        reply.error_shape = self._error_shapes.get(self._parser.path, OPENAI)
+        send_error(reply, error)
         if self._on_refusal is not None:
             self._on_refusal(error.status)
         if self._transport.can_write_eof():

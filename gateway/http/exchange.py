@@ -13,14 +13,14 @@ from enum import Enum
 from typing import Protocol
 
 from gateway.http.deadlines import NEVER
-from gateway.http.errors import anthropic_error_body, error_body
+from gateway.http.errors import RequestError
 from gateway.http.forwarding import reply_headers
+from gateway.http.message import Header
+from gateway.http.outcome import Outcome
 from gateway.http.reply import Reply
 from gateway.http.sse import FirstDataLine, error_event, is_event_stream
 from gateway.http.upstream import UpstreamPool
 from gateway.http.upstream_connection import Failure, ReplyHead, UpstreamConnection
-from gateway.routing.assignment import Assignment, Outcome
-from warmroute.config.gateway import GatewayConfig
 
 HELD_LIMIT_BYTES = 65_536
 """Most bytes that are held back of a refusal that another worker's reply may replace; of a longer one only the status
@@ -44,6 +44,27 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+class Destination(Protocol):
+    """Where an attempt goes, and who wants to know when its reply begins."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def reply_headers(self) -> tuple[Header, ...]:
+        """Headers to add to the reply; lower-case names."""
+        ...
+
+    def first_byte(self, *, streamed: bool = True) -> None:
+        """The first body byte of the reply came; of a stream the first event that counts, see `gateway.http.sse`.
+        Called at most once. `streamed`: the reply is a stream, so that the prompt has just been computed; other
+        replies begin when they are done."""
+        ...
+
+
 class ReplyEdit(Protocol):
     """What changes, or only reads, a reply's body on its way to the client."""
 
@@ -64,30 +85,19 @@ class Exchange:
     """One attempt. `run` it once, then read what became of it. Listener of its worker, source of its client."""
 
     def __init__(
-        self,
-        head: bytes,
-        body: bytes,
-        reply: Reply,
-        assignment: Assignment,
-        upstreams: UpstreamPool,
-        limits: GatewayConfig,
-        loop: asyncio.AbstractEventLoop,
-        edit: ReplyEdit | None = None,
-        ends_at: float = NEVER,
+        self, reply: Reply, destination: Destination, upstreams: UpstreamPool, edit: ReplyEdit | None, ends_at: float
     ) -> None:
-        """`head` and `body` are the request as the worker gets it; `edit` is of this request, for all its attempts.
-        The attempt is stopped at loop time `ends_at`."""
-        self._request_head = head
-        self._request_body = body
+        """`edit` is of this request, for all its attempts. The attempt is stopped at loop time `ends_at`."""
         self._reply = reply
-        self._assignment = assignment
+        self._destination = destination
         self._upstreams = upstreams
-        self._limits = limits
-        self._idle_seconds = limits.stream_idle_seconds
+        self._limits = upstreams.limits
+        self._idle_seconds = upstreams.limits.stream_idle_seconds
         self._edit = edit
         self._ends_at = ends_at
-        self._loop = loop
-        self._head_only = head.startswith(b"HEAD ")
+        self._loop = asyncio.get_running_loop()
+        self._request_head = self._request_body = b""
+        self._head_only = False
         self._upstream: UpstreamConnection | None = None
         self._connecting: asyncio.Task[UpstreamConnection] | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -122,12 +132,16 @@ class Exchange:
         """About how many tokens the reply's body had, for replies that do not tell: one an event, else by length."""
         return self._events if self.event_stream and self._plain else self._body_bytes // BYTES_PER_TOKEN
 
-    async def run(self) -> Outcome:
-        """Try the worker. Raises only CancelledError; leaves nothing of the attempt behind, however it ends."""
+    async def run(self, head: bytes, body: bytes) -> Outcome:
+        """Send the request and relay its reply. Raises only CancelledError; leaves nothing of the attempt behind,
+        however it ends."""
+        self._request_head = head
+        self._request_body = body
+        self._head_only = head.startswith(b"HEAD ")
         self._reply.on_closed = self._client_left
         self._reply.on_cut = self._cut
         try:
-            connection = self._upstreams.take(self._assignment.host, self._assignment.port)
+            connection = self._upstreams.take(self._destination.host, self._destination.port)
             if connection is not None:
                 await self._carry(connection)
             if connection is None or self._stale:
@@ -143,7 +157,7 @@ class Exchange:
 
     async def _connect(self) -> UpstreamConnection | None:
         self.phase = Phase.CONNECTING
-        self._connecting = self._loop.create_task(self._upstreams.connect(self._assignment.host, self._assignment.port))
+        self._connecting = self._loop.create_task(self._upstreams.connect(self._destination.host, self._destination.port))
         try:
             return await self._connecting
         except TimeoutError:
@@ -194,10 +208,14 @@ class Exchange:
             self._stale = stale
             self._end(Outcome.CLIENT_GONE if late else Outcome.UNREACHABLE)
         elif late:
-            self._break_off(504, "the request took longer than it may (gateway.total_seconds)", "total_timeout")
+            self._break_off(
+                RequestError(504, "the request took longer than it may (gateway.total_seconds)", "total_timeout")
+            )
             self._end(Outcome.CLIENT_GONE)
         else:
-            self._break_off(502, "the worker stopped in the middle of its reply; send the request again", "worker_lost")
+            self._break_off(
+                RequestError(502, "the worker stopped in the middle of its reply; send the request again", "worker_lost")
+            )
             self._end(Outcome.BROKEN)
 
     def pause_reading(self) -> None:
@@ -219,7 +237,9 @@ class Exchange:
         if self.phase is not Phase.STREAMING:
             return False
         self._abort_upstream()
-        self._break_off(503, "the gateway was stopped in the middle of this reply; send it again", "gateway_stopped")
+        self._break_off(
+            RequestError(503, "the gateway was stopped in the middle of this reply; send it again", "gateway_stopped")
+        )
         self._end(Outcome.CLIENT_GONE)
         return True
 
@@ -249,7 +269,7 @@ class Exchange:
                 self._end(Outcome.SERVER_ERROR)
         elif last or self._has_first_byte(data):
             self.first_byte_at = self._loop.time()
-            self._assignment.first_byte(streamed=self._scanner is not None)
+            self._destination.first_byte(streamed=self._scanner is not None)
             body = data if len(self._held) == 1 else b"".join(self._held)
             self._held.clear()
             self._remember(body)
@@ -273,7 +293,7 @@ class Exchange:
 
     def _show(self, head: ReplyHead, body: bytes, last: bool) -> None:
         """Begin the client's reply."""
-        headers = reply_headers(head, self._assignment.reply_headers)
+        headers = reply_headers(head, self._destination.reply_headers)
         changed = self._edit is not None and self._edit.begin(head)
         body = self._edited(body, last)
         if last and not self._head_only:
@@ -302,17 +322,14 @@ class Exchange:
         else:
             self._end(Outcome.REFUSED if head.status >= 400 else Outcome.COMPLETED)
 
-    def _break_off(self, status: int, message: str, code: str) -> None:
+    def _break_off(self, error: RequestError) -> None:
         """Tell the client that its reply will not be whole: by an event where it reads events, else by the cut."""
         self._reply.detach()
         if self._edit is not None:
             self._reply.write(self._edit.finish())
         if self.event_stream and self._plain and self.head is not None and self.head.length is None:
-            if self._reply.anthropic:
-                event = error_event(anthropic_error_body(status, message), self.tail, name=b"error")
-            else:
-                event = error_event(error_body(status, message, code=code), self.tail)
-            self._reply.write(event)
+            shape = self._reply.error_shape
+            self._reply.write(error_event(shape.body(error), self.tail, name=shape.event_name))
             self._reply.keep_alive = False
             self._reply.finish()
         else:

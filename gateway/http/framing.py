@@ -9,22 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gateway.http.errors import RequestError
 from gateway.http.message import Header
 
 CHUNKED = -1
 """The body's length is known only at its end."""
 
 _RELEVANT = frozenset({b"content-length", b"transfer-encoding", b"host"})
-
-
-class RequestError(Exception):
-    """A request that is answered with this error and the end of the connection, without being handled."""
-
-    def __init__(self, status: int, message: str, code: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
 
 
 def malformed(message: str) -> RequestError:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from http import HTTPStatus
 
+from gateway.http.errors import OPENAI, ErrorShape
 from gateway.http.flow_control import FlowControl, Source
 from gateway.http.message import Header, render_headers
 
@@ -55,8 +56,8 @@ class Reply:
         "_http_10",
         "_remaining",
         "_transport",
-        "anthropic",
         "closed",
+        "error_shape",
         "finished",
         "keep_alive",
         "on_closed",
@@ -64,7 +65,7 @@ class Reply:
         "request_id",
         "started",
         "status",
-        "worker",
+        "upstream",
     )
 
     def __init__(
@@ -84,14 +85,14 @@ class Reply:
         self._chunked = False
         self._remaining: int | None = None
         self.request_id = request_id
-        self.anthropic = False
-        """The gateway's own errors have Anthropic's shape."""
+        self.error_shape: ErrorShape = OPENAI
+        """Of the gateway's own errors, as the path's clients read them."""
         self.keep_alive = keep_alive
         """False: the connection closes after this reply."""
         self.status: int | None = None
         """The status sent; None before the head."""
-        self.worker = ""
-        """The worker asked last, for the access log."""
+        self.upstream = ""
+        """Who was asked last, for the access log."""
         self.started = False
         """The head has been written: nothing else can be answered any more."""
         self.finished = False

@@ -7,7 +7,8 @@ from typing import NoReturn
 
 import httptools
 
-from gateway.http.framing import CHUNKED, RequestError, body_length, malformed, usual_length
+from gateway.http.errors import RequestError
+from gateway.http.framing import CHUNKED, body_length, malformed, usual_length
 from gateway.http.message import Header, Request, first_values
 
 HEADER_COUNT_LIMIT = 256

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 from gateway.http.access_log import AccessLog
 from gateway.http.certificate import Certificate
-from gateway.http.connection import Connection, Handler, Uploads
+from gateway.http.connection import NO_SHAPES, Connection, Handler, Uploads
+from gateway.http.errors import ErrorShape
 from gateway.http.deadlines import TICK_SECONDS, Watch
 from warmroute.config.gateway import GatewayConfig
 from warmroute.process.lifecycle import StartupError
@@ -34,19 +35,19 @@ class Server:
         *,
         on_refusal: Callable[[int], None] | None = None,
         on_log_drop: Callable[[int], None] | None = None,
-        anthropic_paths: Collection[str] = (),
+        error_shapes: Mapping[str, ErrorShape] = NO_SHAPES,
         connection_limit: int = 16_384,
         tick_seconds: float = TICK_SECONDS,
         certificate_seconds: float = CERTIFICATE_SECONDS,
     ) -> None:
         """`on_refusal` is told the status of every request that was refused before it reached `handler`, `on_log_drop`
-        how many lines of the access log were lost. On `anthropic_paths` such refusals have Anthropic's shape. At most
+        how many lines of the access log were lost. `error_shapes`: by path, where it is not OpenAI's. At most
         `connection_limit` connections are served, further ones get 503; deadlines of clients are kept to within
         `tick_seconds`."""
         self._handler = handler
         self._config = config
         self._on_refusal = on_refusal
-        self._anthropic_paths = anthropic_paths
+        self._error_shapes = error_shapes
         self._connection_limit = connection_limit
         self._uploads = Uploads(config.uploads_limit_bytes)
         self._connections: Watch[Connection] = Watch(tick_seconds)
@@ -132,6 +133,6 @@ class Server:
             self._on_refusal,
             self._access_log,
             self._uploads,
-            self._anthropic_paths,
+            self._error_shapes,
             busy=busy,
         )

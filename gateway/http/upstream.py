@@ -29,7 +29,8 @@ class UpstreamPool:
         tick_seconds: float = TICK_SECONDS,
     ) -> None:
         """Plain HTTP without a key where `security` is None. Deadlines are kept to within `tick_seconds`."""
-        self._config = config
+        self.limits = config
+        """Deadlines and attempts of the requests that go through these connections."""
         self._security = security
         self._idle_per_worker = idle_per_worker
         self._watch: Watch[UpstreamConnection] = Watch(tick_seconds)
@@ -71,9 +72,9 @@ class UpstreamPool:
         self._loop = asyncio.get_running_loop()
         security = self._security
         context = None if security is None else security.context
-        async with asyncio.timeout(self._config.connect_seconds):
+        async with asyncio.timeout(self.limits.connect_seconds):
             _, connection = await self._loop.create_connection(
-                lambda: UpstreamConnection(self, (host, port), self._config.header_limit_bytes),
+                lambda: UpstreamConnection(self, (host, port), self.limits.header_limit_bytes),
                 host,
                 port,
                 ssl=context,
@@ -102,7 +103,7 @@ class UpstreamPool:
             return
         idle[connection] = None
         self._idle[connection.address] = idle
-        connection.deadline = self._loop.time() + self._config.upstream_idle_seconds
+        connection.deadline = self._loop.time() + self.limits.upstream_idle_seconds
 
     def gone(self, connection: UpstreamConnection) -> None:
         """Called by a connection that is lost."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.http.errors import RequestError
 from gateway.prompts.chat import chat_prompt
 from gateway.prompts.completion import completion_prompt
 from gateway.prompts.conversation import Chat, Completion, MalformedError, Request, Unkeyed
@@ -41,12 +42,11 @@ _READERS: Final[Mapping[BodyKind, Callable[[Mapping[str, Any]], Request | Unkeye
 }
 
 
-class BadRequestError(Exception):
-    """The request can be served by no worker; `param` names the field."""
+class BadRequestError(RequestError):
+    """A body that no worker could serve; `param` names the field."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+        super().__init__(400, message, None, param)
 
 
 @dataclass(frozen=True, slots=True)

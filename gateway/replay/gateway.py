@@ -12,10 +12,9 @@ from gateway.prompts.keyer import Prompt
 from gateway.replay.events import Events
 from gateway.replay.machine import Machine
 from gateway.replay.trace import TraceRequest
-from gateway.routing.assignment import Assignment
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import SLOW_START_SECONDS
-from gateway.routing.routed_request import RoutedRequest
+from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from gateway.routing.router import PoolRouter
 from gateway.routing.state.load_report import Report
 from indexer.keys import pool_fingerprint
@@ -89,7 +88,7 @@ class SimulatedGateway:
         for worker in self.router.workers.all:
             worker.checked(-SLOW_START_SECONDS, healthy=True)
 
-    def assign(self, request: TraceRequest) -> Assignment:
+    def assign(self, request: TraceRequest) -> PoolAssignment:
         """Pick and book a worker."""
         prompt = Prompt(request.prompt_tokens, request.keys)
         assignment = RoutedRequest(self.router, prompt).assign(frozenset())

@@ -19,7 +19,8 @@ from gateway.replay.machine import Machine
 from gateway.replay.settings import PolicySetting, ReplaySettings
 from gateway.replay.trace import Trace, TraceRequest
 from gateway.replay.worker import Changes, Job, SimulatedWorker
-from gateway.routing.assignment import Assignment, Outcome
+from gateway.http.outcome import Outcome
+from gateway.routing.routed_request import PoolAssignment
 
 SESSION_STARTS_SECONDS: Final = 60.0
 """The first sessions of a closed trace begin spread over this time."""
@@ -110,7 +111,7 @@ class Simulation:
         job.on_end = lambda: self._end(job, assignment)
         self.workers[assignment.worker_id].submit(job)
 
-    def _end(self, job: Job, assignment: Assignment) -> None:
+    def _end(self, job: Job, assignment: PoolAssignment) -> None:
         assignment.close(Outcome.COMPLETED)
         self.jobs.append(job)
         self._next(job.request)

@@ -29,7 +29,7 @@ from gateway.requests.request_edits import RequestEdits, lacks_usage
 from gateway.requests.shared_responses import SharedResponses
 from gateway.requests.stored_responses import Owner, StoredResponses
 from gateway.requests.usage import Usage, read_usage
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.state.sessions import NO_SESSION, session_key
 from gateway.tenants.limiter import Admission

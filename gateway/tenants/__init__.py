@@ -6,15 +6,13 @@ How the public port uses it, in this order:
     salts = Salts.load(config)                       # raises StartupError; config: warmroute.config.TenantsConfig
     limiter = Limiter(redis, metrics)                # `tenants.run()` and `limiter.run()` are tasks for the life time
 
-    tenant = tenants.identify(authorization, x_api_key)     # Tenant | Refusal, values of the headers; x_api_key is None
-                                                            # but for Anthropic's paths
-    if not tenant.may_use(model): refuse(model_refusal(model))
+    tenant = tenants.identify(authorization, x_api_key)     # values of the headers; x_api_key is None but for
+                                                            # Anthropic's paths; raises RequestError
+    if not tenant.may_use(model): raise model_refusal(model)
     names = tenant.visible(names)                           # for /v1/models
     salt = salts.salt(tenant, client_salt)                  # str | None: None adds nothing; never log it
-    admission = await limiter.admit(tenant, tokens, now)    # Admission | Refusal; now: time.monotonic()
+    admission = await limiter.admit(tenant, tokens, now)    # now: time.monotonic(); raises RequestError
     with admission:                                         # or release(), which may be called again
         reply headers += admission.headers()                # x-ratelimit-*; () for tenants without limits
         admission.settle(prompt + completion tokens)        # when usage is known; settle(0) where nothing was served
-
-A `Refusal` is a value (status, message, code, param, headers); whoever answers gives it the API's shape.
 """

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
+from gateway.http.errors import RequestError
 from gateway.tenants.lease import Lease
 from gateway.tenants.share import Kind, Share
-from gateway.tenants.tenant import Header, Refusal
+from gateway.tenants.tenant import Header
 
 SLOT_RETRY_SECONDS = 1
 """Nobody knows when a running request ends."""
@@ -54,7 +55,7 @@ def duration(seconds: float) -> bytes:
     return b"%dm%ds" % (minutes, rest)
 
 
-def limit_refusal(kind: Kind, share: Share, tokens: int, now: float) -> Refusal:
+def limit_refusal(kind: Kind, share: Share, tokens: int, now: float) -> RequestError:
     """429 with Retry-After, in whole seconds, never 0."""
     limits = share.limits
     if kind == "concurrency":
@@ -70,14 +71,14 @@ def limit_refusal(kind: Kind, share: Share, tokens: int, now: float) -> Refusal:
         )
     wait = max(1, math.ceil(seconds))
     headers = ((b"retry-after", b"%d" % wait), *rate_headers(share, now))
-    return Refusal(429, f"{message}; try again in {wait} s", "rate_limit_exceeded", headers=headers)
+    return RequestError(429, f"{message}; try again in {wait} s", "rate_limit_exceeded", headers=headers)
 
 
-def too_large(share: Share, tokens: int, now: float) -> Refusal:
+def too_large(share: Share, tokens: int, now: float) -> RequestError:
     """429 for a request that no waiting will let through; clients are told not to try again."""
     message = (
         f"this request has about {tokens} tokens, more than the limit of {share.limits.tokens_per_minute} a minute; "
         "send a shorter prompt"
     )
     headers = ((b"x-should-retry", b"false"), *rate_headers(share, now))
-    return Refusal(429, message, "rate_limit_exceeded", headers=headers)
+    return RequestError(429, message, "rate_limit_exceeded", headers=headers)

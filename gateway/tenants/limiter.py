@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 
 from gateway.tenants.headers import limit_refusal, rate_headers, too_large
 from gateway.tenants.share import CLAIM_SECONDS, Share
-from gateway.tenants.tenant import Header, Refusal, Tenant
+from gateway.tenants.tenant import Header, Tenant
 from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import Client
 
@@ -129,8 +129,9 @@ class Limiter:
         self._unlimited = Admission(None, 0, clock)
         metrics.limits_shared.set(1)
 
-    async def admit(self, tenant: Tenant, tokens: int, now: float) -> Admission | Refusal:
+    async def admit(self, tenant: Tenant, tokens: int, now: float) -> Admission:
         """Leave for a request of about so many prompt tokens. Waits at most `wait_seconds`, and mostly not at all.
+        Raises RequestError where the tenant is past a limit.
 
         `now` is the clock's time.
         """
@@ -153,13 +154,13 @@ class Limiter:
             held.share.resize(tenant.limits, now)
         return held
 
-    async def _ask(self, held: _Held, tokens: int) -> Admission | Refusal:
+    async def _ask(self, held: _Held, tokens: int) -> Admission:
         share = held.share
         now = self._clock()
         limit = share.limits.tokens_per_minute
         if limit is not None and tokens > limit:
             self._metrics.tenant_requests.labels(held.label, "tokens").inc()
-            return too_large(share, tokens, now)
+            raise too_large(share, tokens, now)
         deadline = now + self._wait_seconds
         begun = held.begun
         with share.waiting(tokens):
@@ -179,7 +180,7 @@ class Limiter:
             return Admission(held, tokens, self._clock)
         kind = share.refused(tokens, now) or share.short(now)
         self._metrics.tenant_requests.labels(held.label, kind).inc()
-        return limit_refusal(kind, share, tokens, now)
+        raise limit_refusal(kind, share, tokens, now)
 
     def _lose(self, held: _Held, now: float) -> None:
         held.lost_at = now

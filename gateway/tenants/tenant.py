@@ -1,10 +1,12 @@
-"""The values of this package: a tenant, its limits, and a refusal that is not yet in any API's shape."""
+"""The values of this package: a tenant, its limits, and the errors of requests that it may not make."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
+
+from gateway.http.errors import RequestError
 
 Header = tuple[bytes, bytes]
 """A lower-case name and a value, as in `gateway.http.message`."""
@@ -69,42 +71,31 @@ ANONYMOUS: Final = Tenant(ANONYMOUS_NAME, ANONYMOUS_NAME)
 """Everybody, where no keys are configured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is not served; for people, `message` names the remedy, for programs there is `code`."""
-
-    status: int
-    message: str
-    code: str | None
-    param: str | None = None
-    headers: tuple[Header, ...] = ()
-
-
 _CHALLENGE: Final = ((b"www-authenticate", b"Bearer"),)
-MISSING_KEY: Final = Refusal(
-    401,
-    "no API key was sent: give one in the header 'Authorization: Bearer KEY'",
-    "invalid_api_key",
-    headers=_CHALLENGE,
-)
-UNKNOWN_KEY: Final = Refusal(
-    401,
-    "the API key is not known here: check it, or ask the operator of this gateway for one",
-    "invalid_api_key",
-    headers=_CHALLENGE,
-)
 
 
-def unsalted_refusal(path: str) -> Refusal:
+def missing_key() -> RequestError:
+    """401 for a request without an API key."""
+    message = "no API key was sent: give one in the header 'Authorization: Bearer KEY'"
+    return RequestError(401, message, "invalid_api_key", headers=_CHALLENGE)
+
+
+def unknown_key() -> RequestError:
+    """401 for an API key that is nobody's."""
+    message = "the API key is not known here: check it, or ask the operator of this gateway for one"
+    return RequestError(401, message, "invalid_api_key", headers=_CHALLENGE)
+
+
+def unsalted_refusal(path: str) -> RequestError:
     """403 for a path on which the engine would let tenants time each other's prompts."""
     message = (
         f"{path} is switched off: tenants' caches are kept apart here, and this model's engine cannot do that on this "
         "path; use /v1/chat/completions, or ask the operator of this gateway to set tenants.allow_unsalted"
     )
-    return Refusal(403, message, "cache_not_isolated")
+    return RequestError(403, message, "cache_not_isolated")
 
 
-def model_refusal(model: str) -> Refusal:
+def model_refusal(model: str) -> RequestError:
     """404, the same for a model that does not exist and one that is not allowed, so that names are not told."""
     message = f"the model {model[:200]!r} does not exist or this API key may not use it; GET /v1/models lists yours"
-    return Refusal(404, message, "model_not_found", "model")
+    return RequestError(404, message, "model_not_found", "model")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.tenants.keys_file import KeysFile, KeysFileError, Labels, read
-from gateway.tenants.tenant import MISSING_KEY, UNKNOWN_KEY, Refusal, Tenant
+from gateway.tenants.tenant import Tenant, missing_key, unknown_key
 from warmroute.metrics import GatewayMetrics
 from warmroute.process.lifecycle import StartupError
 from warmroute.process.watched_files import file_stamp
@@ -39,8 +39,9 @@ class Tenants:
         except KeysFileError as error:
             raise StartupError(f"tenants.keys_file: {str(keys_file)!r} is refused: {error}") from error
 
-    def identify(self, authorization: bytes | None, x_api_key: bytes | None = None) -> Tenant | Refusal:
-        """Whose request has these headers; `x_api_key` goes before `authorization` where it is not None.
+    def identify(self, authorization: bytes | None, x_api_key: bytes | None = None) -> Tenant:
+        """Whose request has these headers; `x_api_key` goes before `authorization` where it is not None. Raises
+        RequestError.
 
         The lookup compares digests, so its time tells nothing of a key.
         """
@@ -49,11 +50,11 @@ class Tenants:
             key = authorization[7:].strip()
         if not key:
             self._missing.inc()
-            return MISSING_KEY
+            raise missing_key()
         tenant = self._by_digest.get(sha256(key).digest()) if len(key) <= KEY_BYTES else None
         if tenant is None:
             self._unknown.inc()
-            return UNKNOWN_KEY
+            raise unknown_key()
         return tenant
 
     def named(self, name: str) -> Tenant | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from gateway.routing.router import PoolRouter
 from tests.chaos.fleet import Fleet, fleet
 from tests.gateway.http.support import run

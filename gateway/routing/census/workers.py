@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from gateway.routing.census.ranks import RANK_HEADER, places
 from gateway.routing.census.targets import Target
 from indexer.layout import WorkerFacts

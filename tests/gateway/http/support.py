@@ -22,7 +22,7 @@ from gateway.http.server import Handler, Server
 from gateway.http.upstream import UpstreamPool
 from gateway.http.upstream_security import UpstreamSecurity
 from gateway.requests.relay import RelayResult, relay
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from tests.support import eventually
 from warmroute.config.gateway import GatewayConfig
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.framing import CHUNKED, RequestError, body_length, usual_length
+from gateway.http.errors import RequestError
+from gateway.http.framing import CHUNKED, body_length, usual_length
 from gateway.http.message import Header
 
 HOST = (b"host", b"h")

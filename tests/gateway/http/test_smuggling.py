@@ -8,7 +8,8 @@ from random import Random
 import h11
 import pytest
 
-from gateway.http.framing import RequestError
+from gateway.http.errors import RequestError
+
 from gateway.http.request_parser import RequestParser
 from tests.gateway.http.raw_requests import SMUGGLING, VALID, damaged
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from tests.gateway.http.support import (
     LAST_CHUNK,
     SSE_HEAD,

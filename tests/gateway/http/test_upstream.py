@@ -12,7 +12,7 @@ from gateway.http.upstream import UpstreamPool
 from gateway.http.upstream_connection import UpstreamConnection
 from gateway.process.compiled import is_compiled
 from gateway.requests.relay import relay
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from tests.gateway.http.support import (
     CountingAssigner,
     Link,

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from gateway.discovery.health import HealthChecks
 from gateway.http.upstream_security import UpstreamSecurity
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import State, Worker
 from tests.certificates import Authority

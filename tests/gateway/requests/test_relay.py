@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from tests.gateway.http.support import (
     SSE_HEAD,
     Link,

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from tests.gateway.http.support import SSE_HEAD, WITHIN, Link, chunk, gateway, request, run, worker
 from tests.support import eventually
 

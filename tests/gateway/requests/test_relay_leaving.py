@@ -12,7 +12,7 @@ from gateway.http.message import Request
 from gateway.http.reply import Reply
 from gateway.http.upstream import UpstreamPool
 from gateway.requests.relay import relay
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from tests.gateway.http.support import (
     SSE_HEAD,
     CountingAssigner,

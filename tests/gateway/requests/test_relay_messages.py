@@ -8,7 +8,7 @@ import gzip
 import pytest
 
 from gateway.requests.relay import RelayResult
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from tests.gateway.http.support import (
     LAST_CHUNK,
     SSE_HEAD,

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.discovery.load_reports import LoadReports
 from gateway.prompts.keyer import Prompt
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from gateway.routing.census.targets import Target
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from gateway.routing.router import PoolRouter

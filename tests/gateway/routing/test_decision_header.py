@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from gateway.routing.census.targets import Target
 from gateway.routing.decision_header import LIMIT_BYTES, NAME, decision_header
 from gateway.routing.routed_request import RoutedRequest

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from gateway.routing.candidates import NO_WISH, Wish
 from gateway.routing.census.targets import Target
 from gateway.routing.explanation import RoutingView, WorkerView, explain_routing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.prompts.keyer import Prompt
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from gateway.routing.census.targets import Target
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from indexer.keys import prompt_keys

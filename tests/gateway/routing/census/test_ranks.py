@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from gateway.routing.census.ranks import MOST_RANKS, places
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import State, WorkerTable

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import (
     LONGEST_EJECTION_SECONDS,

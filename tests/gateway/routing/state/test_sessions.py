@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.prompts.keyer import Prompt
-from gateway.routing.assignment import Outcome
+from gateway.http.outcome import Outcome
 from gateway.routing.policies.facts import CandidateFacts, RequestFacts
 from gateway.routing.policies.registry import POLICIES
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
