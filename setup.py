@@ -15,10 +15,11 @@ from setuptools import Extension, setup
 
 HOT = {
     "gateway/engines": "registry",
-    "gateway/http": "connection exchange flow_control forwarding framing message reply request_parser sse upstream "
-    "upstream_connection deadlines",
-    "gateway/requests": "access app forwarder json_members paths pools relay request_edits usage",
-    "gateway/routing": "assignment candidates routed_request router",
+    "gateway/http": "connection deadlines exchange flow_control forwarding framing message outcome reply "
+    "request_parser sse upstream upstream_connection",
+    "gateway/requests": "access app edit inference_request json_members key models paths relay request_edits resolve "
+    "settle usage",
+    "gateway/routing": "candidates routed_request router",
     "gateway/routing/census": "workers",
     "gateway/routing/policies": "facts least_requests lmetric memory round_robin warm warm_seconds",
     "gateway/routing/state": "approximate load_report peer_sync peer_view predictions reservations retry_budget "

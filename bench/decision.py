@@ -18,9 +18,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from gateway.http.outcome import Outcome
 from gateway.process import compiled
 from gateway.prompts.keyer import Prompt
-from gateway.http.outcome import Outcome
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import SLOW_START_SECONDS
 from gateway.routing.routed_request import RoutedRequest

@@ -9,8 +9,8 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from gateway.admin.explain import Explainer, ExplainError
-from gateway.http.errors import error_body
+from gateway.admin.explain import Explainer
+from gateway.http.errors import RequestError, openai_body
 from gateway.http.message import Request, first_values
 from gateway.requests.decisions import Decisions
 
@@ -32,8 +32,8 @@ def add_routes(app: web.Application, explainer: Explainer, decisions: Decisions)
         try:
             async with asyncio.timeout(EXPLAIN_SECONDS), busy:
                 explanation = await explainer.explain(asked, tenant)
-        except ExplainError as error:
-            return refusal(error.status, str(error), param=error.param, code=error.code)
+        except RequestError as error:
+            return _refused(error)
         except TimeoutError:
             return refusal(503, "other explanations are being made; ask again")
         return _json(orjson.dumps(explanation))
@@ -76,7 +76,11 @@ def read_limit(query: Mapping[str, str]) -> int:
 
 def refusal(status: int, message: str, *, param: str | None = None, code: str | None = None) -> web.Response:
     """An error in the public port's shape."""
-    return _json(error_body(status, message, param=param, code=code), status=status)
+    return _refused(RequestError(status, message, code, param))
+
+
+def _refused(error: RequestError) -> web.Response:
+    return _json(openai_body(error), status=error.status)
 
 
 def _json(body: bytes, *, status: int = 200) -> web.Response:

@@ -12,8 +12,6 @@ from gateway.http.access_log import AccessLog
 from gateway.http.deadlines import NEVER, Watch
 from gateway.http.errors import OPENAI, ErrorShape, RequestError, send_error
 from gateway.http.flow_control import FlowControl
-from gateway.http.errors import RequestError
-
 from gateway.http.message import Request
 from gateway.http.reply import Reply
 from gateway.http.request_parser import RequestParser, request_id

@@ -12,7 +12,6 @@ import asyncio
 from enum import Enum
 from typing import Protocol
 
-from gateway.http.deadlines import NEVER
 from gateway.http.errors import RequestError
 from gateway.http.forwarding import reply_headers
 from gateway.http.message import Header
@@ -157,7 +156,9 @@ class Exchange:
 
     async def _connect(self) -> UpstreamConnection | None:
         self.phase = Phase.CONNECTING
-        self._connecting = self._loop.create_task(self._upstreams.connect(self._destination.host, self._destination.port))
+        self._connecting = self._loop.create_task(
+            self._upstreams.connect(self._destination.host, self._destination.port)
+        )
         try:
             return await self._connecting
         except TimeoutError:
@@ -214,7 +215,9 @@ class Exchange:
             self._end(Outcome.CLIENT_GONE)
         else:
             self._break_off(
-                RequestError(502, "the worker stopped in the middle of its reply; send the request again", "worker_lost")
+                RequestError(
+                    502, "the worker stopped in the middle of its reply; send the request again", "worker_lost"
+                )
             )
             self._end(Outcome.BROKEN)
 

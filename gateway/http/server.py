@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from gateway.http.access_log import AccessLog
 from gateway.http.certificate import Certificate
 from gateway.http.connection import NO_SHAPES, Connection, Handler, Uploads
-from gateway.http.errors import ErrorShape
 from gateway.http.deadlines import TICK_SECONDS, Watch
+from gateway.http.errors import ErrorShape
 from warmroute.config.gateway import GatewayConfig
 from warmroute.process.lifecycle import StartupError
 

@@ -28,8 +28,9 @@ from gateway.prompts.engine_tokens import EngineTokens
 from gateway.prompts.keyer import PromptKeyer
 from gateway.prompts.pool_prompts import KeyerSupply
 from gateway.requests.access import OPEN, Access
-from gateway.requests.app import App, Pool
-from gateway.requests.paths import ANTHROPIC_PATHS
+from gateway.requests.app import App
+from gateway.requests.models import Pool
+from gateway.requests.paths import ERROR_SHAPES
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import State
 from gateway.routing.router import PoolRouter
@@ -102,7 +103,7 @@ class Gateway:
             config,
             on_refusal=app.count,
             on_log_drop=self.metrics.access_log_dropped.inc,
-            anthropic_paths=ANTHROPIC_PATHS,
+            error_shapes=ERROR_SHAPES,
         )
         self.admin = AdminServer(
             self.registry,
@@ -110,7 +111,7 @@ class Gateway:
             before_scrape=self._set_gauges,
             body_limit_bytes=config.body_limit_bytes,
         )
-        add_routes(self.admin.app, Explainer(app.forwarder, self.access), app.forwarder.decisions)
+        add_routes(self.admin.app, Explainer(app), app.decisions)
         self._discoveries: list[KubernetesDiscovery] = []
 
     def _pool(self, config: PoolConfig, redis: Client) -> Pool:
@@ -213,7 +214,7 @@ class Gateway:
 
     async def stop(self) -> None:
         await self.server.drain(0)
-        await self._app.forwarder.decisions.stop()
+        await self._app.decisions.stop()
         await self.upstreams.close()
         await self.admin.stop()
         for pool in self.pools.values():

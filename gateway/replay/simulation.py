@@ -11,6 +11,7 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+from gateway.http.outcome import Outcome
 from gateway.replay.events import Events
 from gateway.replay.exchange import SimulatedExchange
 from gateway.replay.figures import Figures, figures
@@ -19,7 +20,6 @@ from gateway.replay.machine import Machine
 from gateway.replay.settings import PolicySetting, ReplaySettings
 from gateway.replay.trace import Trace, TraceRequest
 from gateway.replay.worker import Changes, Job, SimulatedWorker
-from gateway.http.outcome import Outcome
 from gateway.routing.routed_request import PoolAssignment
 
 SESSION_STARTS_SECONDS: Final = 60.0

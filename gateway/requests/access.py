@@ -10,7 +10,7 @@ from typing import Any, Final
 from gateway.http.message import Request
 from gateway.tenants.limiter import Admission, Limiter
 from gateway.tenants.salts import Salts
-from gateway.tenants.tenant import ANONYMOUS, Refusal, Tenant
+from gateway.tenants.tenant import ANONYMOUS, Tenant
 from gateway.tenants.tenants import Tenants
 
 UNLIMITED: Final = Admission(None, 0, time.monotonic)
@@ -27,8 +27,8 @@ class Access:
     allow_unsalted: bool = False
     """Serve tenants also where an engine cannot keep their caches apart."""
 
-    def identify(self, request: Request, *, anthropic: bool) -> Tenant | Refusal:
-        """Who sent this; Anthropic's clients give the key in x-api-key."""
+    def identify(self, request: Request, *, anthropic: bool) -> Tenant:
+        """Who sent this; Anthropic's clients give the key in x-api-key. Raises RequestError."""
         if self.tenants is None:
             return ANONYMOUS
         key = request.header(b"x-api-key") if anthropic else None
@@ -38,8 +38,8 @@ class Access:
         """Whether a path on which the engine ignores salts is closed to this tenant."""
         return not self.allow_unsalted and self.salts.separates(tenant)
 
-    async def admit(self, tenant: Tenant, tokens: int) -> Admission | Refusal:
-        """Leave for one request of about so many prompt tokens."""
+    async def admit(self, tenant: Tenant, tokens: int) -> Admission:
+        """Leave for one request of about so many prompt tokens. Raises RequestError."""
         if self.limiter is None:
             return UNLIMITED
         return await self.limiter.admit(tenant, tokens, time.monotonic())

@@ -1,36 +1,43 @@
-"""What the public port answers: whose request it is, which path, and the status that is counted."""
+"""What the public port answers, and the one way of every request that goes to a worker (`App.serve`)."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
-from urllib.parse import unquote
 
-import orjson
-
-from gateway.http.errors import JSON, send_error
+from gateway.http.errors import RequestError, send_error
 from gateway.http.message import Request
 from gateway.http.reply import Reply
 from gateway.http.upstream import UpstreamPool
+from gateway.prompts.keyer import CHARACTERS_PER_TOKEN
 from gateway.requests.access import OPEN, Access
-from gateway.requests.forwarder import NO_POOL, Forwarder, refuse
-from gateway.requests.paths import POST_ROUTES, stored_path
-from gateway.requests.pools import ModelTable, Pool
-from gateway.tenants.tenant import Refusal, Tenant
+from gateway.requests.decisions import Decisions
+from gateway.requests.edit import edit_body, prepare_reply_edit
+from gateway.requests.inference_request import InferenceRequest
+from gateway.requests.key import PromptKeys
+from gateway.requests.model_list import ModelList
+from gateway.requests.models import ModelTable, Pool
+from gateway.requests.paths import HEALTH, MODELS, POST, POST_ROUTES, READS, STORED, stored_path
+from gateway.requests.relay import relay
+from gateway.requests.resolve import Resolver
+from gateway.requests.settle import Settlement
+from gateway.requests.shared_responses import SharedResponses
+from gateway.requests.stored_responses import StoredResponses
+from gateway.routing.routed_request import RoutedRequest
+from gateway.routing.state.sessions import NO_SESSION, session_key
+from gateway.tenants.tenant import Tenant
 from warmroute.config.gateway import GatewayConfig
 from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import Client
 
-__all__ = ["App", "Pool"]
-
-HEALTH: Final = "/health"
-MODELS: Final = "/v1/models"
-READS: Final = ("GET", "HEAD")
+NO_POOL: Final = ""
+"""The metric label of requests that no pool served."""
+EXPLAIN_HEADER: Final = b"x-warmroute-explain"
+"""With the value 1 it asks for the decision in the reply's head."""
 
 
 class App:
-    """The handler of `gateway.http.server.Server`."""
+    """The handler of `gateway.http.server.Server`. Bounded: the stored responses' owners, the decisions kept."""
 
     def __init__(
         self,
@@ -41,96 +48,110 @@ class App:
         access: Access = OPEN,
         redis: Client | None = None,
     ) -> None:
-        """`pools`: public name of the base model -> pool. `redis`: see `Forwarder`."""
+        """`pools`: public name of the base model -> pool. `redis`: where gateways share the owners of stored responses;
+        None: each knows its own."""
+        models = ModelTable(pools)
+        self._config = config
+        self._upstreams = upstreams
         self._metrics = metrics
-        self._access = access
-        self._models = ModelTable(pools)
-        self.forwarder = Forwarder(config, self._models, upstreams, metrics, access, redis)
-        self._started_at = int(time.time())
+        self.access = access
+        self.responses = SharedResponses(redis, metrics, StoredResponses())
+        self.resolver = Resolver(models, access, self.responses)
+        self.keys = PromptKeys(metrics, budget_seconds=config.prompt_budget_seconds)
+        self.decisions = Decisions(config, metrics)
+        self._settlement = Settlement(metrics, self.keys, self.decisions, self.responses)
+        self._model_list = ModelList(models)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """What keeps it up to date."""
-        shared, decisions = self.forwarder.shared, self.forwarder.decisions
-        return decisions.tasks() if shared is None else [shared.run(), *decisions.tasks()]
+        return [*self.responses.tasks(), *self.decisions.tasks()]
 
-    async def __call__(self, request: Request, reply: Reply) -> None:
-        pool = NO_POOL
+    async def __call__(self, http: Request, reply: Reply) -> None:
+        """Answer a request, in every case, and count it once."""
+        request: InferenceRequest | None = None
         try:
-            pool = await self._route(request, reply)
+            request = await self._resolve(http, reply)
+            if request is not None:
+                await self.serve(request, reply)
+        except RequestError as error:
+            send_error(reply, error)
         except Exception:
-            # The entrypoint answers 500 where nothing was sent yet.
+            # The connection answers 500 where nothing was sent yet.
             self.count(500 if reply.status is None else reply.status)
             raise
+        pool = NO_POOL if request is None else request.pool.name
         self._metrics.requests.labels(pool, str(reply.final_status)).inc()
 
     def count(self, status: int) -> None:
         """Count a request that no pool served."""
         self._metrics.requests.labels(NO_POOL, str(status)).inc()
 
-    async def _route(self, request: Request, reply: Reply) -> str:
-        """Answer the request; returns the pool that served it, "" for none."""
-        path = request.path
+    async def _resolve(self, http: Request, reply: Reply) -> InferenceRequest | None:
+        """The request that goes to a worker; None where the gateway itself has answered. Raises RequestError."""
+        path = http.path
         route = POST_ROUTES.get(path)
         if route is not None:
-            reply.anthropic = route.anthropic
-            tenant = self._admitted(request, reply, ("POST",), anthropic=route.anthropic)
-            return NO_POOL if tenant is None else await self.forwarder.forward(request, reply, route, tenant)
+            return await self.resolver.resolve(http, route, self._identify(http, POST, anthropic=route.anthropic))
         if path == HEALTH:
-            if request.method in READS:
-                reply.send(200)
-            else:
-                _refuse_method(reply, path, READS)
-            return NO_POOL
+            _check_method(http, READS)
+            reply.send(200)
+            return None
         if path == MODELS or path.startswith(MODELS + "/"):
-            tenant = self._admitted(request, reply, READS)
-            if tenant is not None:
-                self._show_models(reply, path, tenant)
-            return NO_POOL
+            self._model_list.answer(path, reply, self._identify(http, READS))
+            return None
         stored = stored_path(path)
         if stored is not None:
-            tenant = self._admitted(request, reply, stored.methods)
-            return NO_POOL if tenant is None else await self.forwarder.forward_stored(request, reply, stored, tenant)
+            return await self.resolver.resolve_stored(http, stored, self._identify(http, stored.methods))
         known = ", ".join([*POST_ROUTES, HEALTH, MODELS])
-        send_error(
-            reply, 404, f"there is no {request.method} {path[:200]} here; known paths: {known}", code="not_found"
+        raise RequestError(404, f"there is no {http.method} {path[:200]} here; known paths: {known}", "not_found")
+
+    def _identify(self, http: Request, methods: tuple[str, ...], *, anthropic: bool = False) -> Tenant:
+        _check_method(http, methods)
+        return self.access.identify(http, anthropic=anthropic)
+
+    async def serve(self, request: InferenceRequest, reply: Reply) -> None:
+        """The way of a request: permit, admit, edit, key, place and relay, settle. Raises RequestError before it has
+        been placed."""
+        pool, route, tenant = request.pool, request.route, request.tenant
+        self.resolver.permit(request)
+        estimate = 0 if route is STORED else len(request.body) // CHARACTERS_PER_TOKEN
+        request.admission = admission = await self.access.admit(tenant, estimate)
+        try:
+            request.started_at = pool.router.clock()
+            await self.make_prompt(request)
+            if reply.closed:
+                admission.settle(0)
+                return
+            if route is not STORED:
+                self._settlement.keyed(request)
+            prepare_reply_edit(request, self.responses)
+            session = request.hints.session
+            request.routed = routed = RoutedRequest(
+                pool.router,
+                request.prompt,
+                adapter=request.served.adapter,
+                only=None if request.owner is None else request.owner.worker,
+                within=request.pinned,
+                session=NO_SESSION if session is None else session_key(tenant.name, session),
+                headers=admission.headers(),
+                explained=self._config.decision_header and request.http.header(EXPLAIN_HEADER) == b"1",
+            )
+            upstreams = pool.upstreams or self._upstreams
+            result = await relay(request.http, request.body, reply, routed, upstreams, request.reply_edit)
+            self._settlement.ended(request, result)
+        finally:
+            admission.release()
+
+    async def make_prompt(self, request: InferenceRequest) -> None:
+        """The stages that `/explain` shares: the body as the worker gets it, and the keys of its prompt."""
+        if request.route is not STORED:
+            await edit_body(request, self.access)
+            await self.keys.key(request)
+
+
+def _check_method(http: Request, methods: tuple[str, ...]) -> None:
+    if http.method not in methods:
+        names = ", ".join(methods)
+        raise RequestError(
+            405, f"{http.path} takes {names}", "method_not_allowed", headers=((b"allow", names.encode()),)
         )
-        return NO_POOL
-
-    def _admitted(
-        self, request: Request, reply: Reply, methods: tuple[str, ...], *, anthropic: bool = False
-    ) -> Tenant | None:
-        """Whose request this is; None where it was refused."""
-        if request.method not in methods:
-            _refuse_method(reply, request.path, methods)
-            return None
-        tenant = self._access.identify(request, anthropic=anthropic)
-        if isinstance(tenant, Refusal):
-            refuse(reply, tenant)
-            return None
-        return tenant
-
-    # --- models ------------------------------------------------------------------------------------------------------
-
-    def _show_models(self, reply: Reply, path: str, tenant: Tenant) -> None:
-        names = tenant.visible(self._models.names())
-        if path == MODELS:
-            models = [self._model_object(name) for name in names]
-            reply.send(200, (JSON,), orjson.dumps({"object": "list", "data": models}))
-            return
-        name = unquote(path.removeprefix(MODELS + "/"))
-        if name in names:
-            reply.send(200, (JSON,), orjson.dumps(self._model_object(name)))
-        else:
-            send_error(reply, 404, f"the model {name[:200]!r} does not exist", param="model", code="model_not_found")
-
-    def _model_object(self, name: str) -> dict[str, object]:
-        shown: dict[str, object] = {"id": name, "object": "model", "created": self._started_at, "owned_by": "warmroute"}
-        served = self._models.find(name)
-        if served is not None and (served.alias or served.adapter):
-            shown |= {"root": served.name, "parent": served.pool.router.config.model if served.adapter else None}
-        return shown
-
-
-def _refuse_method(reply: Reply, path: str, allowed: tuple[str, ...]) -> None:
-    names = ", ".join(allowed)
-    send_error(reply, 405, f"{path} takes {names}", code="method_not_allowed", headers=((b"allow", names.encode()),))

@@ -16,14 +16,12 @@ from typing import Any, Final
 import xxhash
 
 from gateway.http.log_writer import LogWriter
-from gateway.http.message import Request
 from gateway.prompts.conversation import Unkeyed
 from gateway.prompts.keyer import Prompt
+from gateway.requests.inference_request import InferenceRequest
 from gateway.requests.relay import RelayResult
 from gateway.requests.usage import Usage
 from gateway.routing.decision_log import LoggedDecision
-from gateway.routing.routed_request import RoutedRequest
-from gateway.routing.router import PoolRouter
 from warmroute.config.gateway import GatewayConfig
 from warmroute.metrics import GatewayMetrics
 
@@ -36,7 +34,7 @@ class Decided:
     """One request that was routed and has ended. Tokens, and seconds from the last pick; None: not known.
 
     `time`: of the last pick, or of the end without one, in seconds since 1970. `outcome`: of the last attempt, see
-    `gateway.routing.assignment.Outcome`; `no_worker` where there was none. `load_only`: why the prompt had no keys, ""
+    `gateway.http.outcome.Outcome`; `no_worker` where there was none. `load_only`: why the prompt had no keys, ""
     where it had. `matched_tokens` and `estimated_seconds` were expected, `cached_tokens` and `first_byte_seconds` came.
     """
 
@@ -78,33 +76,24 @@ class Decisions:
                 on_drop=metrics.decision_log_dropped.inc,
             )
 
-    def ended(
-        self,
-        router: PoolRouter,
-        request: Request,
-        routed: RoutedRequest,
-        result: RelayResult,
-        prompt: Prompt | Unkeyed,
-        usage: Usage | None,
-        session: str | None = None,
-    ) -> None:
-        """Note a request that has ended. `prompt`: as it was keyed, or why it was not; `session`: as the client named
-        it."""
+    def ended(self, request: InferenceRequest, result: RelayResult, usage: Usage | None) -> None:
+        """Note a request that has ended."""
         if not self._kept.maxlen and self._log is None:
             return
-        choice, assignment = routed.last, routed.assignment
+        router, routed, prompt = request.pool.router, request.routed, request.keyed
+        choice, assignment = (None, None) if routed is None else (routed.last, routed.assignment)
         pool, outcome = router.config.name, "no_worker" if result.outcome is None else result.outcome.value
         load_only = prompt.reason if isinstance(prompt, Unkeyed) else ""
         if choice is None or assignment is None:
             decided = Decided(
-                time.time(), request.request_id, pool, "", result.status, outcome, 0, load_only, prompt.tokens
+                time.time(), request.http.request_id, pool, "", result.status, outcome, 0, load_only, prompt.tokens
             )
             self._kept.append(decided)
             return
         terms = choice.terms
         decided = Decided(
             time.time() - (router.clock() - assignment.booked_at),
-            request.request_id,
+            request.http.request_id,
             pool,
             choice.worker.name,
             result.status,
@@ -127,7 +116,7 @@ class Decisions:
         )
         self._kept.append(decided)
         if self._log is not None:
-            self._write(self._log, router, decided, result, prompt, session)
+            self._write(self._log, request, decided, result)
 
     def latest(self, limit: int, pool: str | None = None) -> list[dict[str, Any]]:
         """The latest to end, of one pool or all, newest first."""
@@ -145,14 +134,9 @@ class Decisions:
 
     @staticmethod
     def _write(
-        log: LogWriter[LoggedDecision],
-        router: PoolRouter,
-        decided: Decided,
-        result: RelayResult,
-        prompt: Prompt | Unkeyed,
-        session: str | None,
+        log: LogWriter[LoggedDecision], request: InferenceRequest, decided: Decided, result: RelayResult
     ) -> None:
-        space = router.key_space()
+        space, prompt, session = request.pool.router.key_space(), request.keyed, request.hints.session
         if space is None or not decided.prompt_tokens:
             return  # nothing to learn from a prompt of which not even the length is known
         keys = prompt.keys if isinstance(prompt, Prompt) else []

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.http.errors import ANTHROPIC
 from gateway.prompts.body import BodyKind
 
 
@@ -59,7 +60,14 @@ POST_ROUTES: Final[dict[str, Route]] = {
     "/detokenize": Route(model_optional=True),
 }
 
-ANTHROPIC_PATHS: Final = frozenset(path for path, route in POST_ROUTES.items() if route.anthropic)
+ERROR_SHAPES: Final = {path: ANTHROPIC for path, route in POST_ROUTES.items() if route.anthropic}
+"""The paths whose clients read other errors than OpenAI's."""
+STORED: Final = Route()
+"""All paths about one stored response: no body is edited, no prompt is keyed."""
+HEALTH: Final = "/health"
+MODELS: Final = "/v1/models"
+POST: Final = ("POST",)
+READS: Final = ("GET", "HEAD")
 
 _STORED: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel|/input_items)?")
 _STORED_METHODS: Final = {None: ("GET", "DELETE"), "/cancel": ("POST",), "/input_items": ("GET",)}

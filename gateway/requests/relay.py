@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.http.deadlines import NEVER
-from gateway.http.errors import send_error
-from gateway.http.exchange import Exchange, ReplyEdit
+from gateway.http.errors import RequestError, send_error
+from gateway.http.exchange import Destination, Exchange, ReplyEdit
 from gateway.http.forwarding import reply_headers, request_head
 from gateway.http.message import Request
+from gateway.http.outcome import Outcome
 from gateway.http.reply import Reply
 from gateway.http.upstream import UpstreamPool
 from gateway.http.upstream_connection import Failure
-from gateway.routing.assignment import Assigner, Assignment, Outcome
-from warmroute.config.gateway import GatewayConfig
+
+
+class Assignment(Destination, Protocol):
+    """One request's booking on one worker."""
+
+    @property
+    def worker_id(self) -> str: ...
+
+    @property
+    def request_headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Headers that the worker gets in place of the client's of the same name; lower-case names."""
+        ...
+
+    def close(self, outcome: Outcome) -> None:
+        """The attempt ended; frees the rest of the booking. Called exactly once."""
+        ...
+
+
+class Assigner(Protocol):
+    """Picks workers for one request."""
+
+    def assign(self, exclude: AbstractSet[str]) -> Assignment | None:
+        """Book the best worker whose id is not in `exclude`; None when there is none."""
+        ...
 
 
 @dataclass(slots=True)  # not frozen: see Request
@@ -50,17 +75,17 @@ async def relay(
     reply: Reply,
     assigner: Assigner,
     upstreams: UpstreamPool,
-    limits: GatewayConfig,
     edit: ReplyEdit | None = None,
 ) -> RelayResult:
     """Forward `request` with `body` in place of its own, and answer the client in every case; raises nothing of the
-    network's. `limits` gives attempts and deadlines, `edit` changes the reply's body on its way.
+    network's. `upstreams.limits` gives attempts and deadlines, `edit` changes the reply's body on its way.
 
     Workers are tried one after another until one's reply has begun. One whose connection fails, breaks or is silent
     for too long before that, whose reply is malformed, or that answers 502, 503 or 504, is followed by the next. When
     none is left the client gets the last one's 5xx, or 502 or 504, or 503 when there was none at all.
     """
     loop = asyncio.get_running_loop()
+    limits = upstreams.limits
     started_at = loop.time()
     ends_at = request.arrived_at + limits.total_seconds if limits.total_seconds else NEVER
     tried: set[str] = set()
@@ -76,7 +101,7 @@ async def relay(
         outcome = Outcome.CLIENT_GONE  # what a cancelled or failed attempt says: the worker is not to blame
         try:
             tried.add(assignment.worker_id)
-            reply.worker = assignment.worker_id
+            reply.upstream = assignment.worker_id
             head = request_head(
                 request,
                 assignment.host,
@@ -85,8 +110,8 @@ async def relay(
                 upstreams.authorization,
                 assignment.request_headers,
             )
-            exchange = Exchange(head, body, reply, assignment, upstreams, limits, loop, edit, ends_at)
-            outcome = await exchange.run()
+            exchange = Exchange(reply, assignment, upstreams, edit, ends_at)
+            outcome = await exchange.run(head, body)
         finally:
             assignment.close(outcome)
         if reply.started or loop.time() >= ends_at:
@@ -110,19 +135,16 @@ async def relay(
 def _answer_failure(reply: Reply, assignment: Assignment | None, exchange: Exchange | None) -> None:
     """Answer for workers of which none began a reply."""
     if exchange is None or assignment is None:
-        send_error(
-            reply,
-            503,
-            "no worker is ready for this model; try again later",
-            code="no_worker",
-            headers=((b"retry-after", b"1"),),
-        )
+        message = "no worker is ready for this model; try again later"
+        send_error(reply, RequestError(503, message, "no_worker", headers=((b"retry-after", b"1"),)))
     elif exchange.failure is Failure.TIMEOUT:
-        send_error(reply, 504, "the worker did not reply in time; try again later", code="worker_timeout")
+        message = "the worker did not reply in time; try again later"
+        send_error(reply, RequestError(504, message, "worker_timeout"))
     elif exchange.head is None or exchange.failure is not None:
-        send_error(reply, 502, "the worker could not be reached; try again later", code="worker_unreachable")
+        message = "the worker could not be reached; try again later"
+        send_error(reply, RequestError(502, message, "worker_unreachable"))
     elif exchange.refusal is None:
-        send_error(reply, exchange.head.status, "the worker refused the request", code="worker_refused")
+        send_error(reply, RequestError(exchange.head.status, "the worker refused the request", "worker_refused"))
     else:
         headers = reply_headers(exchange.head, assignment.reply_headers)
         reply.send(exchange.head.status, headers, exchange.refusal)

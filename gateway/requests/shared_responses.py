@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from hashlib import sha256
 from importlib.resources import files
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 from redis.exceptions import RedisError
@@ -51,13 +52,18 @@ class _Write(NamedTuple):
 class SharedResponses:
     """Beside one gateway's `StoredResponses`, which it fills. `run` writes; its owner watches it."""
 
-    def __init__(self, redis: Client, metrics: GatewayMetrics, local: StoredResponses) -> None:
-        """`redis`: not the index reader's, since calls that hang hold connections."""
-        self._script = redis.register_script(SCRIPT)
+    def __init__(self, redis: Client | None, metrics: GatewayMetrics, local: StoredResponses) -> None:
+        """`redis`: not the index reader's, since calls that hang hold connections; None: nothing is shared."""
+        self._script = None if redis is None else redis.register_script(SCRIPT)
         self._calls = metrics.stored_response_calls
-        self._local = local
+        self.local = local
         self._writes: asyncio.Queue[_Write] = asyncio.Queue(WRITES_LIMIT)
         self._log_limit = LogLimit()
+
+    async def owner(self, response_id: str) -> Owner | None:
+        """Who has a stored response; None where nobody knows."""
+        owner = self.local.owner(response_id)
+        return owner if owner is not None or self._script is None else await self.find(response_id)
 
     async def find(self, response_id: str) -> Owner | None:
         """The owner that another gateway has learned; None where there is none, or Redis does not say in time."""
@@ -73,23 +79,29 @@ class SharedResponses:
         owner = _decode(reply)
         self._calls.labels("find", "missing" if owner is None else "done").inc()
         if owner is not None:
-            self._local.learn(response_id, owner)
+            self.local.learn(response_id, owner)
         return owner
 
     def learn(self, response_id: str, owner: Owner, *, chosen: bool = False) -> None:
         """Note where a response is, here and, as soon as it can be written, for all. `chosen`: the client named the id,
         so that it may be another tenant's: it counts here once Redis has said that it is not."""
-        if not chosen:
-            self._local.learn(response_id, owner)
+        if self._script is None or not chosen:
+            self.local.learn(response_id, owner)
         if not self._put(_Write("learn", response_id, owner)):
-            self._local.learn(response_id, owner)
+            self.local.learn(response_id, owner)
 
     def forget(self, response_id: str) -> None:
         """The response was deleted."""
-        self._local.forget(response_id)
+        self.local.forget(response_id)
         self._put(_Write("forget", response_id, None))
 
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """What writes; none where nothing is shared."""
+        return [] if self._script is None else [self.run()]
+
     def _put(self, write: _Write) -> bool:
+        if self._script is None:
+            return True
         try:
             self._writes.put_nowait(write)
         except asyncio.QueueFull:
@@ -125,8 +137,8 @@ class SharedResponses:
             if (other := _decode(reply)) is not None:
                 # Learned here before it was known that the id is taken.
                 outcome = "foreign"
-                self._local.forget(write.response_id)
-            self._local.learn(write.response_id, other or write.owner)
+                self.local.forget(write.response_id)
+            self.local.learn(write.response_id, other or write.owner)
         self._calls.labels(write.operation, outcome).inc()
 
     async def _call(self, operation: str, response_id: str, owner: Owner | None = None) -> object:
@@ -136,6 +148,8 @@ class SharedResponses:
         arguments: list[str | bytes | int] = [operation, digest, LIFE_SECONDS, OWNERS_A_BUCKET]
         if owner is not None:
             arguments += [owner.tenant, orjson.dumps([owner.tenant, owner.pool, owner.worker, owner.model])]
+        if self._script is None:
+            return None
         return await self._script(keys, arguments)
 
     def _complain(self, error: Exception) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from gateway.prompts.keyer import Prompt
 from gateway.http.outcome import Outcome
+from gateway.prompts.keyer import Prompt
 from gateway.routing.candidates import Wish
 from gateway.routing.decision_header import decision_header
 from gateway.routing.router import Choice, PoolRouter

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.http.outcome import Outcome
+from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.routing.candidates import NO_WISH, Wish, candidates
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import State, Worker, WorkerTable

@@ -14,8 +14,9 @@ from gateway.http.upstream import UpstreamPool
 from gateway.prompts.keyer import PromptKeyer
 from gateway.prompts.pool_prompts import PoolPrompts
 from gateway.requests.access import OPEN, Access
-from gateway.requests.app import App, Pool
-from gateway.requests.paths import ANTHROPIC_PATHS
+from gateway.requests.app import App
+from gateway.requests.models import Pool
+from gateway.requests.paths import ERROR_SHAPES
 from gateway.routing.census.targets import Target
 from tests.gateway.http.support import Message, client, config
 from tests.gateway.routing.support import Pool as RouterPool
@@ -66,14 +67,14 @@ async def gate(
     if several:
         pools["org/other@x y"] = Pool(pool.router)
     app = App(gateway, pools, upstreams, pool.router.metrics, access, redis)
-    server = Server(app, gateway, on_refusal=app.count, anthropic_paths=ANTHROPIC_PATHS)
+    server = Server(app, gateway, on_refusal=app.count, error_shapes=ERROR_SHAPES)
     await server.start()
     try:
         async with running(*app.tasks()):
             yield Gate(server, pool, app)
     finally:
         await server.drain(0)
-        await app.forwarder.decisions.stop()
+        await app.decisions.stop()
         await upstreams.close()
         for served in pools.values():
             await served.engine_tokens.close()

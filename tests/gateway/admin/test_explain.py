@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.admin.explain import Explainer, ExplainError, Explanation
+from gateway.admin.explain import Explainer, Explanation
 from gateway.admin.routes import client_request
+from gateway.http.errors import RequestError
 from gateway.prompts.keyer import PromptKeyer
-from gateway.requests.access import OPEN, Access
 from gateway.requests.stored_responses import Owner
 from tests.gateway.http.support import replying, run, worker
 from tests.gateway.requests.support import as_json, bearer, tenants
@@ -28,11 +28,9 @@ def keyer() -> PromptKeyer:
     return PromptKeyer.from_folder(ensure_model(), budget_seconds=10)
 
 
-async def explain(
-    gateway: Gate, fields: Any, path: str = PATH, *, access: Access = OPEN, tenant: str | None = None
-) -> Explanation:
+async def explain(gateway: Gate, fields: Any, path: str = PATH, *, tenant: str | None = None) -> Explanation:
     body = fields if isinstance(fields, bytes) else orjson.dumps(fields)
-    return await Explainer(gateway.app.forwarder, access).explain(client_request(path, {}, body), tenant)
+    return await Explainer(gateway.app).explain(client_request(path, {}, body), tenant)
 
 
 def test_the_prompt_its_parts_and_the_worker_that_the_next_request_goes_to(keyer: PromptKeyer) -> None:
@@ -69,7 +67,7 @@ def test_nothing_is_left_behind(keyer: PromptKeyer) -> None:
             assert (list(gateway.pool.registry.collect()), router.sequence, router.retry_budget.balance) == before
             assert gateway.idle()
             assert router.predictions.keys == 0
-            assert gateway.app.forwarder.decisions.latest(10) == []
+            assert gateway.app.decisions.latest(10) == []
 
     run(scenario())
 
@@ -107,7 +105,7 @@ def test_why_a_prompt_has_no_keys(keyer: PromptKeyer, path: str, body: Any, reas
 def test_what_would_be_refused_is_refused(path: str, body: Any, status: int, param: str | None) -> None:
     async def scenario() -> None:
         async with gate(1) as gateway:
-            with pytest.raises(ExplainError) as refused:
+            with pytest.raises(RequestError) as refused:
                 await explain(gateway, body, path)
             assert (refused.value.status, refused.value.param) == (status, param)
 
@@ -125,18 +123,18 @@ def test_a_tenants_prompt_is_keyed_under_its_salt_which_is_not_told(tmp_path: Pa
             salt = orjson.loads(engine.requests[0].body)["cache_salt"]
             matched = {}
             for tenant in ("a", "b"):
-                made = await explain(gateway, CHAT, access=access, tenant=tenant)
+                made = await explain(gateway, CHAT, tenant=tenant)
                 matched[tenant] = made.decision.workers[0].match.matched_tokens
                 assert made.prompt.salted
                 assert salt.encode() not in orjson.dumps(made)
             assert matched["a"] > 0
             assert matched["b"] == 0
             for tenant, model, status in (("none", "m", 404), ("a", "org/other@x y", 404), (None, "m", 400)):
-                with pytest.raises(ExplainError) as refused:
-                    await explain(gateway, {**CHAT, "model": model}, access=access, tenant=tenant)
+                with pytest.raises(RequestError) as refused:
+                    await explain(gateway, {**CHAT, "model": model}, tenant=tenant)
                 assert refused.value.status == status
         async with gate(1, keyer=keyer) as gateway:
-            with pytest.raises(ExplainError, match="no tenants"):
+            with pytest.raises(RequestError, match="no tenants"):
                 await explain(gateway, CHAT, tenant="a")
 
     run(scenario())
@@ -145,14 +143,15 @@ def test_a_tenants_prompt_is_keyed_under_its_salt_which_is_not_told(tmp_path: Pa
 def test_a_stored_response_pins_its_worker() -> None:
     async def scenario() -> None:
         async with gate(1, 2) as gateway:
-            gateway.app.forwarder.stored.learn("resp_1", Owner("p", "w1", "anonymous", ""))
-            gateway.app.forwarder.stored.learn("resp_2", Owner("p", "w1", "other", ""))
+            gateway.app.responses.local.learn("resp_1", Owner("p", "w1", "anonymous", ""))
+            gateway.app.responses.local.learn("resp_2", Owner("p", "w1", "other", ""))
             body = {"model": "m", "input": "x", "previous_response_id": "resp_1"}
             made = await explain(gateway, body, "/v1/responses")
             assert made.decision.winner.worker == "w1"
             assert [each.removed_by for each in made.decision.workers] == [None, "pinned to another"]
-            made = await explain(gateway, {**body, "previous_response_id": "resp_2"}, "/v1/responses")
-            assert made.decision.candidates == 2
+            with pytest.raises(RequestError) as refused:  # as a client's would be
+                await explain(gateway, {**body, "previous_response_id": "resp_2"}, "/v1/responses")
+            assert (refused.value.status, refused.value.param) == (404, "previous_response_id")
 
     run(scenario())
 

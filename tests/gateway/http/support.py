@@ -7,7 +7,7 @@ import os
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,14 +15,15 @@ from typing import Any
 
 import uvloop
 
-from gateway.http.errors import send_error
+from gateway.http.connection import NO_SHAPES
+from gateway.http.errors import ErrorShape, RequestError, send_error
 from gateway.http.message import Request
+from gateway.http.outcome import Outcome
 from gateway.http.reply import Reply
 from gateway.http.server import Handler, Server
 from gateway.http.upstream import UpstreamPool
 from gateway.http.upstream_security import UpstreamSecurity
 from gateway.requests.relay import RelayResult, relay
-from gateway.http.outcome import Outcome
 from tests.support import eventually
 from warmroute.config.gateway import GatewayConfig
 
@@ -328,9 +329,11 @@ async def client(port: int) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def serving(handler: Handler, *, anthropic_paths: Collection[str] = (), **fields: Any) -> AsyncIterator[Server]:
+async def serving(
+    handler: Handler, *, error_shapes: Mapping[str, ErrorShape] = NO_SHAPES, **fields: Any
+) -> AsyncIterator[Server]:
     """A server with this handler; drained at the end."""
-    server = Server(handler, config(**fields), anthropic_paths=anthropic_paths, tick_seconds=TICK_SECONDS)
+    server = Server(handler, config(**fields), error_shapes=error_shapes, tick_seconds=TICK_SECONDS)
     await server.start()
     try:
         yield server
@@ -351,9 +354,9 @@ async def gateway(*ports: int, security: UpstreamSecurity | None = None, **field
         if request.path == "/health":
             reply.send(200, ((b"content-type", b"text/plain"),), b"ok")
         elif request.path == "/teapot":
-            send_error(reply, 418, "a teapot")
+            send_error(reply, RequestError(418, "a teapot"))
         else:
-            this.results.append(await relay(request, request.body, reply, assigner, upstreams, settings))
+            this.results.append(await relay(request, request.body, reply, assigner, upstreams))
 
     server = Server(handle, settings, tick_seconds=TICK_SECONDS)
     this = Gateway(server, assigner, upstreams)

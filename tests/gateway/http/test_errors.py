@@ -4,21 +4,21 @@ import json
 
 import pytest
 
-from gateway.http.errors import error_body, error_type
-from gateway.requests.paths import ANTHROPIC_PATHS
+from gateway.http.errors import RequestError, error_type, openai_body
+from gateway.requests.paths import ERROR_SHAPES
 from tests.gateway.http.support import client, run, serving
 from tests.gateway.http.test_connection import echo
 
 
 def test_the_shape_is_openais() -> None:
-    body = error_body(400, "`n` must be 1", param="n", code="invalid_value")
+    body = openai_body(RequestError(400, "`n` must be 1", "invalid_value", "n"))
     assert json.loads(body) == {
         "error": {"message": "`n` must be 1", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}
     }
 
 
 def test_any_text_can_be_quoted() -> None:
-    assert json.loads(error_body(400, "\ud800 \x00 é"))["error"]["message"] == "? \x00 é"
+    assert json.loads(openai_body(RequestError(400, "\ud800 \x00 é")))["error"]["message"] == "? \x00 é"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_early_refusals_have_the_shape_of_their_path(
 ) -> None:
     async def main() -> None:
         limits = {"header_limit_bytes": 1024, "body_limit_bytes": 1024, "client_read_seconds": 0.2}
-        async with serving(echo, anthropic_paths=ANTHROPIC_PATHS, **limits) as server, client(server.port) as user:
+        async with serving(echo, error_shapes=ERROR_SHAPES, **limits) as server, client(server.port) as user:
             answer = await user.ask(f"POST {path} HTTP/1.1\r\nHost: h\r\n".encode() + rest)
             error = json.loads(answer.body)
             assert answer.status == status

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.errors import RequestError
-
 from gateway.http.message import Request
 from gateway.http.request_parser import HEADER_COUNT_LIMIT, RequestParser
 

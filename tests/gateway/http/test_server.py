@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from gateway.http.message import Request
+from gateway.http.outcome import Outcome
 from gateway.http.reply import Reply
 from gateway.http.server import Server
-from gateway.http.outcome import Outcome
 from tests.gateway.http.support import (
     LAST_CHUNK,
     SSE_HEAD,

@@ -9,7 +9,6 @@ import h11
 import pytest
 
 from gateway.http.errors import RequestError
-
 from gateway.http.request_parser import RequestParser
 from tests.gateway.http.raw_requests import SMUGGLING, VALID, damaged
 

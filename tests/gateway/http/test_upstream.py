@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from gateway.http.message import Request
+from gateway.http.outcome import Outcome
 from gateway.http.reply import Reply
 from gateway.http.upstream import UpstreamPool
 from gateway.http.upstream_connection import UpstreamConnection
 from gateway.process.compiled import is_compiled
 from gateway.requests.relay import relay
-from gateway.http.outcome import Outcome
 from tests.gateway.http.support import (
     CountingAssigner,
     Link,
@@ -102,7 +102,7 @@ def test_a_new_connection_that_dies_before_the_request_is_sent() -> None:
             upstreams = LatePool(config())
 
             async def handler(request: Request, reply: Reply) -> None:
-                await relay(request, request.body, reply, assigner, upstreams, config())
+                await relay(request, request.body, reply, assigner, upstreams)
 
             async with serving(handler) as server, client(server.port) as user:
                 assert (await user.ask(request())).status == 502

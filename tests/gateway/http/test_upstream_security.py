@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.discovery.health import HealthChecks
-from gateway.http.upstream_security import UpstreamSecurity
 from gateway.http.outcome import Outcome
+from gateway.http.upstream_security import UpstreamSecurity
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import State, Worker
 from tests.certificates import Authority

@@ -36,7 +36,7 @@ def keyer() -> PromptKeyer:
 
 
 def latest(gateway: Gate, limit: int = 10, pool: str | None = None) -> list[dict[str, Any]]:
-    return gateway.app.forwarder.decisions.latest(limit, pool)
+    return gateway.app.decisions.latest(limit, pool)
 
 
 async def chat(gateway: Gate, *headers: str, status: int = 200, **fields: Any) -> dict[str, Any] | None:

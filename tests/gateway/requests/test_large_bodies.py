@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from gateway.requests import forwarder
-from gateway.requests.forwarder import CONTAINERS_LIMIT, INLINE_BYTES
+from gateway.requests.edit import INLINE_BYTES
+from gateway.requests.resolve import CONTAINERS_LIMIT
 from tests.gateway.http.support import replying, run, worker
 from tests.gateway.requests.support import as_json
 from tests.gateway.support import gate

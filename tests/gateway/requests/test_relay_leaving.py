@@ -7,12 +7,12 @@ import socket
 
 import pytest
 
-from gateway.http.errors import send_error
+from gateway.http.errors import RequestError, send_error
 from gateway.http.message import Request
+from gateway.http.outcome import Outcome
 from gateway.http.reply import Reply
 from gateway.http.upstream import UpstreamPool
 from gateway.requests.relay import relay
-from gateway.http.outcome import Outcome
 from tests.gateway.http.support import (
     SSE_HEAD,
     CountingAssigner,
@@ -123,13 +123,13 @@ def test_a_handler_that_is_cancelled_leaves_nothing_behind(phase: str) -> None:
             upstreams = UpstreamPool(config())
 
             async def handler(request: Request, reply: Reply) -> None:
-                relaying = asyncio.ensure_future(relay(request, request.body, reply, assigner, upstreams, config()))
+                relaying = asyncio.ensure_future(relay(request, request.body, reply, assigner, upstreams))
                 await waiting.wait()
                 relaying.cancel()
                 await asyncio.wait({relaying})
                 assert relaying.cancelled()
                 if not reply.started:
-                    send_error(reply, 418, "changed its mind")
+                    send_error(reply, RequestError(418, "changed its mind"))
 
             async with serving(handler) as server, client(server.port) as user:
                 user.send(request())

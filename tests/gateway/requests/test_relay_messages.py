@@ -7,8 +7,8 @@ import gzip
 
 import pytest
 
-from gateway.requests.relay import RelayResult
 from gateway.http.outcome import Outcome
+from gateway.requests.relay import RelayResult
 from tests.gateway.http.support import (
     LAST_CHUNK,
     SSE_HEAD,

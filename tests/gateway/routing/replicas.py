@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import count
 from random import Random
 
-from gateway.prompts.keyer import Prompt
 from gateway.http.outcome import Outcome
+from gateway.prompts.keyer import Prompt
 from gateway.routing.routed_request import PoolAssignment
 from gateway.routing.state.peer_sync import TOTALS_SECONDS
 from tests.gateway.routing.support import NAMES, Pool

@@ -9,8 +9,8 @@ from random import Random
 from prometheus_client import CollectorRegistry
 
 from gateway.discovery.load_reports import LoadReports
-from gateway.prompts.keyer import Prompt
 from gateway.http.outcome import Outcome
+from gateway.prompts.keyer import Prompt
 from gateway.routing.census.targets import Target
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from gateway.routing.router import PoolRouter

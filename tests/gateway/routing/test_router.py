@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.http.outcome import Outcome
+from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from indexer.keys import pool_fingerprint, prompt_keys
 from tests.gateway.routing.support import FINGERPRINT, NAMES, TOKENIZER, Pool, open_assignments, prompt

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.prompts.keyer import Prompt
 from gateway.http.outcome import Outcome
+from gateway.prompts.keyer import Prompt
 from gateway.routing.census.targets import Target
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from indexer.keys import prompt_keys

@@ -12,8 +12,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import NoPermissionError
 
+from gateway.http.errors import RequestError
 from gateway.tenants.limiter import Admission, Limiter, limits_key
-from gateway.tenants.tenant import ANONYMOUS, Limits, Refusal, Tenant
+from gateway.tenants.tenant import ANONYMOUS, Limits, Tenant
 from tests.redis_servers import server
 from tests.support import eventually, redis_client
 from warmroute.metrics import GatewayMetrics
@@ -28,8 +29,11 @@ class Gateway:
         self.registry = registry
         self.task = task
 
-    async def ask(self, tenant: Tenant, tokens: int = 1) -> Admission | Refusal:
-        return await self.limiter.admit(tenant, tokens, time.monotonic())
+    async def ask(self, tenant: Tenant, tokens: int = 1) -> Admission | RequestError:
+        try:
+            return await self.limiter.admit(tenant, tokens, time.monotonic())
+        except RequestError as error:
+            return error
 
     async def admitted(self, tenant: Tenant, count: int, tokens: int = 1) -> list[Admission]:
         answers = [await self.ask(tenant, tokens) for _ in range(count)]
@@ -78,7 +82,7 @@ def test_two_gateways_share_one_limit_of_requests(redis_url: str) -> None:
             assert len(first) == 30
             assert 10 <= len(second) <= 10 + refill
             refusal = await one.ask(who)
-            assert isinstance(refusal, Refusal)
+            assert isinstance(refusal, RequestError)
             assert refusal.status == 429
             assert refusal.message.startswith("the limit of 40 requests a minute is used up; try again in")
             assert int(dict(refusal.headers)[b"retry-after"]) in (1, 2)
@@ -105,7 +109,7 @@ def test_concurrent_requests_together_keep_the_limits(redis_url: str) -> None:
                 return len(running) == 30
 
             await eventually(more, what="slots that others have freed are found within ticks")
-            assert isinstance(await all_gateways[1].ask(who), Refusal)
+            assert isinstance(await all_gateways[1].ask(who), RequestError)
 
     asyncio.run(scenario())
 
@@ -124,11 +128,11 @@ def test_usage_corrects_the_estimate_for_all_gateways(redis_url: str) -> None:
             refused[0].release()
 
             async def seen() -> bool:
-                return isinstance(await two.ask(who, 200), Refusal)
+                return isinstance(await two.ask(who, 200), RequestError)
 
             await eventually(seen, what="the first gateway's debt reaches the second")
             large = await two.ask(who, 1001)
-            assert isinstance(large, Refusal)
+            assert isinstance(large, RequestError)
             assert (b"x-should-retry", b"false") in large.headers
 
     asyncio.run(scenario())
@@ -143,7 +147,7 @@ def test_a_reply_that_does_not_tell_costs_the_estimated_prompt_and_what_came(red
                 admission.settle_estimate(850)
                 admission.settle_estimate(850)
             assert gateway.metric("tenant_tokens_total", tenant="a") == 950
-            assert isinstance(await gateway.ask(who, 500), Refusal)
+            assert isinstance(await gateway.ask(who, 500), RequestError)
 
     asyncio.run(scenario())
 
@@ -154,7 +158,7 @@ def test_slots_of_a_gateway_that_died_or_left_come_back(redis_url: str) -> None:
             who = tenant(slots=4)
             assert len(await dying.admitted(who, 2)) == 2
             assert len(await leaving.admitted(who, 2)) == 2
-            assert isinstance(await staying.ask(who), Refusal)
+            assert isinstance(await staying.ask(who), RequestError)
             for admission in await leaving.admitted(who, 1):
                 admission.release()
             await leaving.stop()
@@ -349,6 +353,6 @@ def test_a_busy_gateway_refuses_nobody_below_the_limits(block_seconds: float, re
                     while time.monotonic() < end:
                         pass  # other requests keep the loop from its turn
                 answers = await asyncio.gather(*asked)
-                assert [answer for answer in answers if isinstance(answer, Refusal)] == []
+                assert [answer for answer in answers if isinstance(answer, RequestError)] == []
 
     asyncio.run(scenario())

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from gateway.prompts.keyer import Prompt
 from gateway.http.outcome import Outcome
+from gateway.prompts.keyer import Prompt
 from gateway.routing.census.targets import Target
 from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.state.peer_view import FORGET_SECONDS

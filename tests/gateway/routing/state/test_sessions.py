@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prompts.keyer import Prompt
 from gateway.http.outcome import Outcome
+from gateway.prompts.keyer import Prompt
 from gateway.routing.policies.facts import CandidateFacts, RequestFacts
 from gateway.routing.policies.registry import POLICIES
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
+from gateway.requests.key import logger
 
 from gateway.prompts.keyer import PromptKeyer
 from gateway.prompts.self_check import ASK_AGAIN_SECONDS, LEAST, WINDOW, Source
-from gateway.requests.prompt_source import logger
 from gateway.routing.census.workers import State
 from tests.gateway.http.support import Link, run, worker
 from tests.gateway.requests.support import as_json

@@ -86,9 +86,9 @@ class ModelTable:
         """The base model of the only pool; None where there are several."""
         return next(iter(self._bases.values())) if len(self._bases) == 1 else None
 
-    def pool(self, name: str) -> Pool | None:
-        """The pool with this name."""
-        return next((pool for pool in self._pools.values() if pool.name == name), None)
+    def served(self, pool: str) -> Served | None:
+        """The base model of the pool with this name."""
+        return next((served for served in self._bases.values() if served.pool.name == pool), None)
 
     def find(self, public: str) -> Served | None:
         if (served := self._bases.get(public) or self._aliases.get(public)) is not None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import choice
-from typing import Any, Final
+from typing import Final
 
 from gateway.prompts.body import CHARACTERS_PER_TOKEN
 from gateway.prompts.conversation import Completion, Unkeyed
 from gateway.prompts.engine_tokens import EngineTokensError
 from gateway.prompts.keyer import Prompt, PromptKeyer
 from gateway.prompts.self_check import SelfCheck, Source
-from gateway.requests.paths import Route
-from gateway.requests.pools import Pool, Served
+from gateway.requests.inference_request import UNKNOWN_PROMPT, InferenceRequest
 from gateway.requests.usage import Usage
 from warmroute.metrics import GatewayMetrics
 
@@ -37,17 +35,7 @@ _NO_TOKENIZER: Final = Unkeyed("no_tokenizer")
 _NO_KEY_SPACE: Final = Unkeyed("no_key_space")
 
 
-@dataclass(slots=True)  # not frozen: every request makes one
-class Keyed:
-    """What is known of a request's prompt. `own`: how many tokens the gateway itself makes of it, where replies are to
-    be compared with that; `check` is the verdict that they go into."""
-
-    prompt: Prompt | Unkeyed
-    own: int | None = None
-    check: SelfCheck | None = None
-
-
-class PromptSource:
+class PromptKeys:
     """Makes keys, and learns from replies whether they were right."""
 
     def __init__(self, metrics: GatewayMetrics, *, budget_seconds: float) -> None:
@@ -55,70 +43,57 @@ class PromptSource:
         self._metrics = metrics
         self._budget_seconds = budget_seconds
 
-    async def key(
-        self,
-        served: Served,
-        route: Route,
-        path: str,
-        body: bytes,
-        fields: Mapping[str, Any] | None,
-        salt: str | None,
-        *,
-        counted: bool = True,
-    ) -> Keyed:
-        """The keys of a request; Unkeyed, `counted` by reason, where it is routed by load alone.
+    async def key(self, request: InferenceRequest) -> None:
+        """Find the prompt's keys, of the body as the worker gets it; Unkeyed where it is routed by load alone."""
+        request.keyed = keyed = await self._key(request)
+        if isinstance(keyed, Unkeyed):
+            # A prompt without keys still brings work: its length, as far as it is known, is booked.
+            request.prompt = Prompt(keyed.tokens, []) if keyed.tokens else UNKNOWN_PROMPT
+        else:
+            request.prompt = keyed
 
-        `path` and `body`: as the worker gets them; `fields`: the body, parsed, None for a form. `salt`: what
-        the engine keeps prompts apart by, None: the body's own.
-        """
-        keyed = await self._key(served, route, path, body, fields, salt)
-        if counted and isinstance(keyed.prompt, Unkeyed):
-            self._metrics.load_only.labels(served.pool.name, keyed.prompt.reason).inc()
-        return keyed
-
-    async def _key(
-        self, served: Served, route: Route, path: str, body: bytes, fields: Mapping[str, Any] | None, salt: str | None
-    ) -> Keyed:
-        pool = served.pool
+    async def _key(self, request: InferenceRequest) -> Prompt | Unkeyed:
+        pool, fields, kind = request.pool, request.fields, request.route.prompt
         if fields is None:
-            return Keyed(_NO_PROMPT)
-        if route.prompt is None:
-            return Keyed(Unkeyed("path", len(body) // CHARACTERS_PER_TOKEN))
+            return _NO_PROMPT
+        if kind is None:
+            return Unkeyed("path", len(request.body) // CHARACTERS_PER_TOKEN)
         keyer, check = pool.keyer, pool.prompts.check
         if keyer is None:
-            return Keyed(_NO_TOKENIZER)
+            return _NO_TOKENIZER
         space = pool.router.key_space()
         if space is None:
-            return Keyed(_NO_KEY_SPACE)
+            return _NO_KEY_SPACE
         deadline = keyer.deadline()
-        routed = await keyer.read(fields, len(body), route.prompt, deadline=deadline)
+        routed = await keyer.read(fields, len(request.body), kind, deadline=deadline)
         if isinstance(routed, Unkeyed):
-            return Keyed(routed)
-        if salt is not None or served.adapter:
-            routed = replace(routed, salt=routed.salt if salt is None else salt, adapter=served.adapter)
+            return routed
+        salt, adapter = request.salt, request.served.adapter
+        if salt is not None or adapter:
+            routed = replace(routed, salt=routed.salt if salt is None else salt, adapter=adapter)
         prompt = await keyer.key(routed, space, deadline=deadline)
         if isinstance(prompt, Unkeyed):
-            return Keyed(prompt)
-        request = routed.prompt
-        if isinstance(request, Completion) and not any(map(_is_text, request.prompts)):
-            return Keyed(prompt)  # its ids are the client's own
-        own = prompt.tokens if prompt.exact and _UNJUDGED.isdisjoint(fields) else None
+            return prompt
+        asked = routed.prompt
+        if isinstance(asked, Completion) and not any(map(_is_text, asked.prompts)):
+            return prompt  # its ids are the client's own
+        request.own_tokens = prompt.tokens if prompt.exact and _UNJUDGED.isdisjoint(fields) else None
+        request.check = check
         if check.trusted:
-            return Keyed(prompt, own, check)
-        ids = await self._ask(pool, check, path, body, fields) if prompt.exact else None
-        asked = Unkeyed("mismatch", prompt.tokens) if ids is None else PromptKeyer.key_ids(ids, routed, space)
-        return Keyed(asked, own, check)
+            return prompt
+        ids = await self._ask(request, check) if prompt.exact else None
+        return Unkeyed("mismatch", prompt.tokens) if ids is None else PromptKeyer.key_ids(ids, routed, space)
 
-    async def _ask(
-        self, pool: Pool, check: SelfCheck, path: str, body: bytes, fields: Mapping[str, Any]
-    ) -> bytes | None:
+    async def _ask(self, request: InferenceRequest, check: SelfCheck) -> bytes | None:
         """The engine's token ids; None where it does not tell."""
+        pool, path, fields = request.pool, request.http.path, request.fields or {}
         now = pool.router.clock()
         workers = [worker for worker in pool.router.workers.all if worker.healthy]
         if check.source(now) is not Source.ENGINE or not workers:
             return None
         try:
-            ids = await pool.engine_tokens.ask(choice(workers).target.address, path, body, fields, self._budget_seconds)
+            asked = choice(workers).target.address
+            ids = await pool.engine_tokens.ask(asked, path, request.body, fields, self._budget_seconds)
         except EngineTokensError as error:
             self._metrics.engine_tokens.labels(pool.name, "failed").inc()
             if check.ask_failed(pool.router.clock(), unserved=error.unserved):
@@ -128,13 +103,13 @@ class PromptSource:
         self._metrics.engine_tokens.labels(pool.name, "told").inc()
         return ids
 
-    def compare(self, pool: Pool, keyed: Keyed, usage: Usage, predicted_cached: int | None) -> None:
+    def compare(self, request: InferenceRequest, usage: Usage, predicted_cached: int | None) -> None:
         """Take what a complete reply says it used. `predicted_cached`: tokens that routing expected to be cached, None
         without keys."""
-        name = pool.name
+        name = request.pool.name
         if predicted_cached is not None and usage.cached_tokens is not None:
             self._metrics.cached_tokens_error.labels(name).observe(predicted_cached - usage.cached_tokens)
-        check, own = keyed.check, keyed.own
+        check, own = request.check, request.own_tokens
         if check is None or own is None:
             return
         if own != usage.prompt_tokens:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from gateway.requests.models import ModelTable, Pool
 from pydantic import ValidationError
 
-from gateway.requests.pools import ModelTable, Pool
 from tests.gateway.routing.support import Pool as RouterPool
 from warmroute.config.gateway import GatewayConfig
 

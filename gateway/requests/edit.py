@@ -1,0 +1,90 @@
+"""The stage that makes the worker's body of the client's, and says what must be undone in the reply."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from gateway.engines import registry as engines
+from gateway.engines.registry import EngineRules
+from gateway.http.message import Request
+from gateway.requests.access import Access
+from gateway.requests.inference_request import InferenceRequest
+from gateway.requests.json_members import splice
+from gateway.requests.reply_edits import ReplyEdits
+from gateway.requests.request_edits import RequestEdits, lacks_usage
+from gateway.requests.shared_responses import SharedResponses
+from gateway.requests.stored_responses import Owner
+
+INLINE_BYTES: Final = 65_536
+"""A body of this size is edited within 10 ms, whatever is in it; a larger one in a thread."""
+
+
+async def edit_body(request: InferenceRequest, access: Access) -> None:
+    """Put the engine's model name, the tenant's salt, the priority and the wish for usage into the body."""
+    route, fields, router = request.route, request.fields, request.pool.router
+    given = None if fields is None else fields.get("cache_salt")
+    salt = access.salts.salt(request.tenant, given if isinstance(given, str) else None) if route.salted else None
+    request.salt = salt
+    request.drops_usage = route.counts_usage and fields is not None and lacks_usage(fields)
+    edits = RequestEdits(
+        model=request.served.name if request.served.alias else None,
+        salt=salt if salt != given else None,
+        ask_usage=request.drops_usage,
+        priority=request.hints.priority if route.prioritised else None,
+    )
+    rules = engines.rules(router.engine())
+    if len(request.body) <= INLINE_BYTES:
+        request.body = _edited(request, edits, rules)
+    else:
+        request.body = await asyncio.to_thread(_edited, request, edits, rules)
+    if route.salted and request.http.path in engines.unsalted_paths(router.engines):
+        request.salt = ""  # what the engine ignores must not be in the keys either
+
+
+def prepare_reply_edit(request: InferenceRequest, responses: SharedResponses) -> None:
+    """What changes in the reply: the model's public name, usage that only the gateway asked for; and what is read of
+    it: the id of a response that the worker stores."""
+    stores = request.route.stores
+    if request.shown_model is None and not request.drops_usage and not stores:
+        return
+    learner = _Learner(request, responses) if stores and (request.fields or {}).get("store") is not False else None
+    request.reply_edit = ReplyEdits(
+        model=request.shown_model,
+        drop_usage=request.drops_usage,
+        on_id=None if learner is None else learner.learn,
+    )
+    _ask_identity(request.http)
+
+
+class _Learner:
+    """Notes which worker has the response that it makes for this request."""
+
+    def __init__(self, request: InferenceRequest, responses: SharedResponses) -> None:
+        self._request = request
+        self._responses = responses
+
+    def learn(self, response_id: str) -> None:
+        request = self._request
+        routed = request.routed
+        if routed is None or routed.assignment is None:
+            return
+        owner = Owner(request.pool.name, routed.assignment.worker_id, request.tenant.name, request.shown_model or "")
+        # vLLM and SGLang call the response what the request says.
+        chosen = request.fields is not None and request.fields.get("request_id") is not None
+        self._responses.learn(response_id, owner, chosen=chosen)
+
+
+def _edited(request: InferenceRequest, edits: RequestEdits, rules: EngineRules) -> bytes:
+    body, form = request.body, request.form
+    if request.fields is not None:
+        return edits.apply(body, request.fields, rules)
+    if edits.model is None or form is None:
+        return body
+    return splice(body, [(form.start, form.end, edits.model.encode())])
+
+
+def _ask_identity(http: Request) -> None:
+    """Ask the worker for a reply that can be edited: not compressed."""
+    http.headers = [header for header in http.headers if header[0] != b"accept-encoding"]
+    http.headers.append((b"accept-encoding", b"identity"))

@@ -1,0 +1,103 @@
+"""One request on its way through the gateway: what each stage has found out about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.http.exchange import ReplyEdit
+from gateway.http.message import Request
+from gateway.prompts.conversation import Unkeyed
+from gateway.prompts.keyer import Prompt
+from gateway.prompts.self_check import SelfCheck
+from gateway.requests.hints import NO_HINTS, Hints
+from gateway.requests.models import Pool, Served
+from gateway.requests.multipart import FormModel
+from gateway.requests.paths import Route
+from gateway.requests.stored_responses import Owner
+from gateway.routing.routed_request import RoutedRequest
+from gateway.tenants.limiter import Admission
+from gateway.tenants.tenant import Tenant
+
+UNKNOWN_PROMPT: Final = Prompt(0, [])
+"""Of a request of which not even the length is known; nobody changes it."""
+
+
+class InferenceRequest:
+    """Made by `resolve`; the stages after it take it and add to it, in the order of `App.serve`.
+
+    A class with slots and a constructor of its own: what every request makes must be cheap, and mypyc compiles it.
+    """
+
+    __slots__ = (
+        "admission",
+        "body",
+        "check",
+        "drops_usage",
+        "fields",
+        "form",
+        "hints",
+        "http",
+        "keyed",
+        "own_tokens",
+        "owner",
+        "pinned",
+        "pool",
+        "prompt",
+        "reply_edit",
+        "response_id",
+        "route",
+        "routed",
+        "salt",
+        "served",
+        "shown_model",
+        "started_at",
+        "tenant",
+    )
+
+    def __init__(
+        self, http: Request, route: Route, tenant: Tenant, served: Served, fields: Mapping[str, Any] | None = None
+    ) -> None:
+        # resolve: whose request it is, for which model, and what it says of itself
+        self.http = http
+        self.route = route
+        self.tenant = tenant
+        self.served = served
+        self.pool: Pool = served.pool
+        self.fields = fields
+        """The body, parsed; None where it is a form or has none."""
+        self.form: FormModel | None = None
+        """Where the model's name stands in a form."""
+        self.shown_model: str | None = None
+        """The public name that the reply must show; None where the engine's own name is the public one."""
+        self.hints: Hints = NO_HINTS
+        self.response_id: str | None = None
+        """The stored response that this is about, or that it continues."""
+        self.owner: Owner | None = None
+        """Where that response is; None where nobody knows."""
+        # permit
+        self.pinned: frozenset[str] | None = None
+        """The workers that it may go to, by uid; None: all."""
+        # admit
+        self.admission: Admission | None = None
+        # edit
+        self.body = http.body
+        """As the worker gets it."""
+        self.salt: str | None = None
+        """What the engine keeps its prompt apart by; None: what the body says."""
+        self.drops_usage = False
+        """The gateway asked the engine for the usage, so that the client must not see it."""
+        # key
+        self.keyed: Prompt | Unkeyed = UNKNOWN_PROMPT
+        """Its keys, or why it has none."""
+        self.prompt: Prompt | None = None
+        """What is booked: the keyed prompt, or its length as far as that is known; None for no prompt at all."""
+        self.own_tokens: int | None = None
+        """How many tokens the gateway itself makes of it, where its reply is to be compared with that."""
+        self.check: SelfCheck | None = None
+        """The verdict that the comparison goes into."""
+        # place and relay
+        self.routed: RoutedRequest | None = None
+        self.reply_edit: ReplyEdit | None = None
+        self.started_at = 0.0
+        """When its routing began, by the router's clock."""

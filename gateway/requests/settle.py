@@ -1,0 +1,77 @@
+"""The last stage of a request: what it used, against the tenant's limits, in metrics, in the record of decisions."""
+
+from __future__ import annotations
+
+from gateway.http.outcome import Outcome
+from gateway.prompts.conversation import Unkeyed
+from gateway.requests.decisions import Decisions
+from gateway.requests.inference_request import InferenceRequest
+from gateway.requests.key import PromptKeys
+from gateway.requests.paths import STORED
+from gateway.requests.relay import RelayResult
+from gateway.requests.shared_responses import SharedResponses
+from gateway.requests.usage import Usage, read_usage
+from gateway.tenants.limiter import Admission
+from warmroute.metrics import GatewayMetrics
+
+
+class Settlement:
+    """The one place that counts what became of requests."""
+
+    def __init__(
+        self, metrics: GatewayMetrics, keys: PromptKeys, decisions: Decisions, responses: SharedResponses
+    ) -> None:
+        self._metrics = metrics
+        self._keys = keys
+        self._decisions = decisions
+        self._responses = responses
+
+    def keyed(self, request: InferenceRequest) -> None:
+        """The request is about to be routed: count what could not be used of it."""
+        for name in request.hints.ignored:
+            self._metrics.ignored_hints.labels(name).inc()
+        if isinstance(request.keyed, Unkeyed):
+            self._metrics.load_only.labels(request.pool.name, request.keyed.reason).inc()
+
+    def ended(self, request: InferenceRequest, result: RelayResult) -> None:
+        """The request's reply is whole, or will never be."""
+        if request.route is STORED:
+            if request.http.method == "DELETE" and result.outcome is Outcome.COMPLETED and request.response_id:
+                self._responses.forget(request.response_id)
+            return
+        metrics, name, routed, keyed = self._metrics, request.pool.name, request.routed, request.keyed
+        choice = None if routed is None else routed.last
+        matched_tokens = None if choice is None or isinstance(keyed, Unkeyed) else choice.terms.matched_tokens
+        if routed is not None and routed.decided_at is not None:
+            metrics.route_seconds.labels(name).observe(routed.decided_at - request.started_at)
+        if result.first_byte_at is not None:
+            metrics.first_byte_seconds.labels(name).observe(result.first_byte_at - request.http.arrived_at)
+        if result.outcome is Outcome.COMPLETED and matched_tokens is not None:
+            metrics.keyed_tokens.labels(name).inc(keyed.tokens)
+            metrics.matched_tokens.labels(name).inc(matched_tokens)
+        usage = None if request.admission is None else self._account(name, result, request.admission)
+        if usage is not None:
+            self._keys.compare(request, usage, matched_tokens)
+        self._decisions.ended(request, result, usage)
+
+    def _account(self, pool: str, result: RelayResult, admission: Admission) -> Usage | None:
+        """Settle what the reply says it used with the tenant's limits, and count it; None where it does not say."""
+        outcome = result.outcome
+        if outcome is not Outcome.COMPLETED:
+            # Leaving is not for free, neither before the usage comes nor while a worker computes the first byte.
+            left = outcome is Outcome.CLIENT_GONE and result.attempts > 0
+            if left or (result.first_byte_at is not None and outcome not in {Outcome.REFUSED, Outcome.SERVER_ERROR}):
+                admission.settle_estimate(result.reply_tokens)
+            else:
+                admission.settle(0)
+            return None
+        usage = read_usage(result.tail, identity=result.content_encoding in {None, b"identity"})
+        if usage is None:
+            # Lost by compression, or by what the client had repeated after it: not for free either.
+            admission.settle_estimate(result.reply_tokens)
+            return None
+        admission.settle(usage.prompt_tokens + (usage.completion_tokens or 0))
+        if usage.cached_tokens is not None:
+            self._metrics.prompt_tokens.labels(pool).inc(usage.prompt_tokens)
+            self._metrics.cached_tokens.labels(pool).inc(usage.cached_tokens)
+        return usage
