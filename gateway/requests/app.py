@@ -50,7 +50,7 @@ class App:
     ) -> None:
         """`pools`: public name of the base model -> pool. `redis`: where gateways share the owners of stored responses;
         None: each knows its own."""
-        models = ModelTable(pools)
+        self.models = models = ModelTable(pools)
         self._config = config
         self._upstreams = upstreams
         self._metrics = metrics

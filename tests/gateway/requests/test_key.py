@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
-from gateway.requests.key import logger
 
 from gateway.prompts.keyer import PromptKeyer
 from gateway.prompts.self_check import ASK_AGAIN_SECONDS, LEAST, WINDOW, Source
+from gateway.requests.key import logger
 from gateway.routing.census.workers import State
 from tests.gateway.http.support import Link, run, worker
 from tests.gateway.requests.support import as_json
@@ -71,7 +71,7 @@ def mismatches(gateway: Gate) -> float:
 
 
 def source(gateway: Gate) -> Source:
-    prompts = gateway.app._models.only.pool.prompts
+    prompts = gateway.app.models.only.pool.prompts
     return prompts.check.source(gateway.pool.now)
 
 
@@ -118,7 +118,7 @@ def test_an_engine_that_tells_none_is_left_alone_and_prompts_go_by_load(
             assert gateway.count("load_only_total", pool="p", reason="mismatch") == 3
             assert gateway.count("engine_tokens_total", pool="p", outcome="failed") == 1
             assert source(gateway) is Source.NONE
-            assert gateway.app._models.only.pool.routing.startswith("by load: replies count")
+            assert gateway.app.models.only.pool.routing.startswith("by load: replies count")
             gateway.pool.now += ASK_AGAIN_SECONDS
             await chat(gateway)
             assert engine.asked[2:] == [b"/tokenize"]

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.requests import forwarder
+from gateway.requests import edit
 from gateway.requests.edit import INLINE_BYTES
 from gateway.requests.resolve import CONTAINERS_LIMIT
 from tests.gateway.http.support import replying, run, worker
@@ -33,7 +33,7 @@ def test_a_body_of_very_many_lists_or_objects_is_refused_before_it_is_read(unit:
 
 def test_large_bodies_are_edited_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    edited = forwarder._edited
+    edited = edit._edited
 
     def recorded(*arguments: Any) -> bytes:
         threads.append(threading.get_ident())
@@ -48,5 +48,5 @@ def test_large_bodies_are_edited_beside_the_loop(monkeypatch: pytest.MonkeyPatch
             here = threading.get_ident()
             assert [thread == here for thread in threads] == [True, False]
 
-    monkeypatch.setattr(forwarder, "_edited", recorded)
+    monkeypatch.setattr(edit, "_edited", recorded)
     run(scenario())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from gateway.requests.models import ModelTable, Pool
 from pydantic import ValidationError
 
+from gateway.requests.models import ModelTable, Pool
 from tests.gateway.routing.support import Pool as RouterPool
 from warmroute.config.gateway import GatewayConfig
 
@@ -47,8 +47,8 @@ def test_the_only_pool() -> None:
     models, pool = table()
     assert models.only is not None
     assert models.only.name == "m"
-    assert models.pool("p") is models.only.pool
-    assert models.pool("q") is None
+    assert models.served("p") is models.only
+    assert models.served("q") is None
     both = ModelTable({"m": Pool(pool.router, None), "n": Pool(pool.router, None)})
     assert both.only is None
 
