@@ -1,7 +1,8 @@
-"""Write the fields of the configuration model into the chart's values.schema.json: python deploy/helm/schema.py
+"""Write the configuration model into the chart's values.schema.json: python deploy/helm/schema.py
 
-`gateway.config`, `indexer.config`, `pool.builtin.config` and `pool.agent.config` in the values take any field of their
-section except those that the chart sets itself; so a misspelt one is refused by helm, not by a pod that will not start.
+`gateway.config`, `pool.config`, `indexer.config`, `pool.builtin.config` and `pool.agent.config` in the values take
+every field of their section except those that the chart sets itself, and the templates copy them as they are. So a new
+setting needs this script alone, and helm refuses a misspelt one before a pod fails to start.
 """
 
 from __future__ import annotations
@@ -10,46 +11,117 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from warmroute.config.agent import AgentConfig
 from warmroute.config.gateway import GatewayConfig
 from warmroute.config.indexer import IndexerConfig
+from warmroute.config.pool import PoolConfig
+from warmroute.config.setting_types import EngineName
 from warmroute.config.worker import WorkerConfig
 
 SCHEMA = Path(__file__).parent / "warmroute" / "values.schema.json"
 
-LISTENING = {"host", "port", "admin_host", "admin_port"}
-IDENTITY = {"advertise_address", "worker_id", "indexer", "pool", "model", "model_path", "index_block_tokens"}
-SECTIONS: dict[str, tuple[type[BaseModel], set[str]]] = {
-    "gatewayConfig": (GatewayConfig, LISTENING | {"indexers", "pools", "drain_seconds"}),
+LISTENING = dict.fromkeys(("host", "port", "admin_host", "admin_port"), "what probes and Services expect")
+WORKER = {
+    "advertise_address": "the pod's address",
+    "worker_id": "the pod's UID",
+    "indexer": "the release's indexer",
+    "pool": "pool.name",
+    "model": "pool.model",
+    "model_path": "pool.modelFiles",
+    "index_block_tokens": "pool.indexBlockTokens",
+}
+SECTIONS: dict[str, tuple[type[BaseModel], dict[str, str]]] = {
+    "gatewayConfig": (
+        GatewayConfig,
+        LISTENING
+        | {
+            "indexers": "the release's indexer",
+            "pools": "pool",
+            "drain_seconds": "gateway.drainSeconds",
+            "tls_cert_file": "gateway.tls",
+            "tls_key_file": "gateway.tls",
+        },
+    ),
+    "poolConfig": (
+        PoolConfig,
+        {
+            "name": "pool.name",
+            "model": "pool.model",
+            "model_path": "pool.modelFiles",
+            "policy": "pool.policy",
+            "pinning": "pool.pinning",
+            "upstream_key_file": "pool.engineKey",
+            "kubernetes": "the release's workers, or pool.external",
+        },
+    ),
     "indexerConfig": (IndexerConfig, LISTENING),
-    "workerConfig": (WorkerConfig, LISTENING | IDENTITY),
+    "workerConfig": (WorkerConfig, LISTENING | WORKER),
     "agentConfig": (
         AgentConfig,
-        {"admin_host", "admin_port", "engine", "engine_url", "engine_key_file"} | IDENTITY,
+        {name: LISTENING[name] for name in ("admin_host", "admin_port")}
+        | WORKER
+        | {"engine": "pool.engine", "engine_url": "the server beside it", "engine_key_file": "pool.engineKey"},
     ),
 }
-"""By definition: the model, and the fields that the chart's templates own."""
+"""By definition: the model, and the fields that the chart sets, each with the value that it is set from."""
+
+VALUES: dict[str, tuple[type[BaseModel], str]] = {
+    "poolPolicy": (PoolConfig, "policy"),
+    "poolPinning": (PoolConfig, "pinning"),
+    "indexBlockTokens": (AgentConfig, "index_block_tokens"),
+}
+"""By definition: the field that a value of the chart stands for."""
+
+ENGINES = (*get_args(EngineName), "external")
+"""Of `pool.engine`. A test renders the chart with each."""
 
 
-def section_schema(model: type[BaseModel], owned: set[str]) -> dict[str, Any]:
+def without_references(node: Any, definitions: dict[str, Any]) -> Any:
+    """The schema with nested models in place and without titles, which only repeat names."""
+    if isinstance(node, list):
+        return [without_references(item, definitions) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: value for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    if "$ref" in node:
+        node = definitions[node.pop("$ref").removeprefix("#/$defs/")] | node
+        return without_references(node, definitions)
+    return {key: without_references(value, definitions) for key, value in node.items()}
+
+
+def fields(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of each field."""
+    schema = model.model_json_schema()
+    properties: dict[str, Any] = without_references(schema["properties"], schema.get("$defs", {}))
+    return properties
+
+
+def section_schema(model: type[BaseModel], owned: dict[str, str]) -> dict[str, Any]:
     """The JSON schema of the fields left to the user. KeyError where an owned field is none of the model's."""
-    properties = dict(model.model_json_schema()["properties"])
+    properties = fields(model)
     for name in owned:
         del properties[name]
-    for field in properties.values():
-        field.pop("title", None)
-    return {"type": "object", "additionalProperties": False, "properties": properties}
+    others = "; ".join(f"{name}: {value}" for name, value in owned.items())
+    return {
+        "description": f"fields of {model.__name__}. The chart sets the others: {others}",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+    }
 
 
 def current(text: str) -> str:
-    """The schema file's text with every section as the model has it now."""
+    """The schema file's text with every generated definition as the model has it now."""
     schema = json.loads(text)
     for name, (model, owned) in SECTIONS.items():
         schema["$defs"][name] = section_schema(model, owned)
+    for name, (model, field) in VALUES.items():
+        schema["$defs"][name] = fields(model)[field]
+    schema["$defs"]["poolEngine"] = {"description": "the workers' engine; external: pods of yours", "enum": [*ENGINES]}
     return json.dumps(schema, indent=2) + "\n"
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_validator
 
 from warmroute.config.setting_types import EngineName, HostPort, HubName, Name, PolicyName, Port, Section
 
@@ -17,6 +17,11 @@ class StaticWorker(Section):
     @classmethod
     def _from_address(cls, value: object) -> object:
         return {"address": value} if isinstance(value, str) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        # A JSON schema knows nothing of the validator above, and the Helm chart checks its values by it.
+        return {"anyOf": [{"type": "string"}, handler.resolve_ref_schema(handler(core_schema))]}
 
     address: HostPort = Field(description="host:port")
     worker_id: str | None = Field(None, description="the id it publishes under; joined by address when left out")

@@ -20,10 +20,28 @@ redis:
 {{- end -}}
 {{- end -}}
 
+{{/* What the schema cannot know: settings that contradict other values of the chart. */}}
+{{- define "warmroute.checkPoolConfig" -}}
+{{- $config := .Values.pool.config -}}
+{{- if ne .Values.pool.engine "external" -}}
+{{- range list "engine" "upstream_tls" -}}
+{{- if hasKey $config . -}}
+{{- fail (printf "pool.config.%s is %v: it describes engines of yours; leave it out, or set pool.engine to external"
+  . (get $config . | toJson)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $config.tokenizer .Values.pool.modelFiles.volume -}}
+{{- fail (printf "pool.config.tokenizer is %q, but pool.modelFiles.volume has a tokenizer too; leave one of them out"
+  $config.tokenizer) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "warmroute.config.gateway" -}}
 {{- $discovery := dict "namespace" .Release.Namespace "selector" (include "warmroute.poolSelector" .) "port" 8100 -}}
 {{- if eq .Values.pool.engine "external" -}}
-{{- $selector := required "pool.engine is external: set pool.external.selector to the labels of the engines' pods" .Values.pool.external.selector -}}
+{{- $selector := .Values.pool.external.selector
+  | required "pool.engine is external: set pool.external.selector to the labels of the engines' pods" -}}
 {{- $discovery = dict "namespace" .Release.Namespace "selector" $selector "port" (int .Values.pool.external.port) -}}
 {{- end -}}
 {{- $pool := dict "name" .Values.pool.name "model" .Values.pool.model "policy" .Values.pool.policy -}}
@@ -31,7 +49,11 @@ redis:
 {{- $_ := set $pool "kubernetes" $discovery -}}
 {{- /* Without it the gateway takes the files that the workers offer. */ -}}
 {{- if .Values.pool.modelFiles.volume }}{{ $_ := set $pool "model_path" (include "warmroute.modelPath" .) }}{{ end -}}
-{{- if .Values.pool.engineKey.existingSecret }}{{ $_ := set $pool "upstream_key_file" "/etc/warmroute-engine/key" }}{{ end -}}
+{{- if .Values.pool.engineKey.existingSecret -}}
+{{- $_ := set $pool "upstream_key_file" "/etc/warmroute-engine/key" -}}
+{{- end -}}
+{{- include "warmroute.checkPoolConfig" . -}}
+{{- $pool = mergeOverwrite (deepCopy .Values.pool.config) $pool -}}
 {{- $section := dict "host" "0.0.0.0" "port" 8000 "admin_host" "0.0.0.0" "admin_port" 8001 -}}
 {{- $_ := set $section "indexers" (list (printf "%s-indexer:50051" (include "warmroute.fullname" .))) -}}
 {{- $_ := set $section "drain_seconds" .Values.gateway.drainSeconds -}}
@@ -59,7 +81,9 @@ redis:
 {{- toYaml (dict "worker" (mergeOverwrite (deepCopy .Values.pool.builtin.config) $section)) -}}
 {{- else if ne $engine "external" -}}
 {{- $_ := merge $section (dict "engine" $engine "engine_url" "http://127.0.0.1:8100") -}}
-{{- if .Values.pool.engineKey.existingSecret }}{{ $_ := set $section "engine_key_file" "/etc/warmroute-engine/key" }}{{ end -}}
+{{- if .Values.pool.engineKey.existingSecret -}}
+{{- $_ := set $section "engine_key_file" "/etc/warmroute-engine/key" -}}
+{{- end -}}
 {{- toYaml (dict "agent" (mergeOverwrite (deepCopy .Values.pool.agent.config) $section)) -}}
 {{- end -}}
 {{- end -}}

@@ -1,4 +1,7 @@
-{{/* Files of gateways alone, from Secrets that may change while they run: the public port's certificate, the engines' key. */}}
+{{/*
+Files of gateways alone, from Secrets that may change while they run: the public port's certificate, the engines' key;
+and volumes of the user's, for settings that name files.
+*/}}
 {{- define "warmroute.gatewayEnv" -}}
 {{- if .Values.gateway.tls.existingSecret }}
 - {name: WARMROUTE_GATEWAY_TLS_CERT_FILE, value: /etc/warmroute-tls/tls.crt}
@@ -13,6 +16,9 @@
 {{- if .Values.pool.engineKey.existingSecret }}
 - {name: engine-key, mountPath: /etc/warmroute-engine, readOnly: true}
 {{- end }}
+{{- with .Values.gateway.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "warmroute.gatewayVolumes" -}}
@@ -25,6 +31,9 @@
 {{- end }}
 {{- with include "warmroute.engineKeyVolume" . }}
 {{ . }}
+{{- end }}
+{{- with .Values.gateway.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 

@@ -10,7 +10,9 @@ docker.io/vllm/vllm-openai:v0.32.0
 {{- end -}}
 
 {{- define "warmroute.serverModel" -}}
-{{- coalesce .Values.pool.server.model (include "warmroute.modelPath" .) | required (printf "pool.engine is %s: set pool.server.model to a Hugging Face name, or pool.modelFiles to a volume with the model" .Values.pool.engine) -}}
+{{- coalesce .Values.pool.server.model (include "warmroute.modelPath" .) | required (printf
+  "pool.engine is %s: set pool.server.model to a Hugging Face name, or pool.modelFiles to a volume with the model"
+  .Values.pool.engine) -}}
 {{- end -}}
 
 {{/* Where events are published: with a wildcard, because the server would connect to any other address. */}}
@@ -64,7 +66,7 @@ args:
   - --api-key
   - $(ENGINE_KEY)
   {{- end }}
-{{- else -}}
+{{- else if eq .Values.pool.engine "tensorrt-llm" -}}
 command: [trtllm-serve]
 args:
   - {{ include "warmroute.serverModel" . | quote }}
@@ -76,6 +78,9 @@ args:
   - "8100"
   - --extra_llm_api_options
   - /etc/warmroute-server/tensorrt-llm.yaml
+{{- else -}}
+{{- fail (printf "pool.engine is %s: the chart has no command line for it; run it yourself, with pool.engine external"
+  .Values.pool.engine) -}}
 {{- end -}}
 {{- end -}}
 
