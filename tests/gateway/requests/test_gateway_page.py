@@ -27,7 +27,7 @@ def test_every_field_that_is_removed() -> None:
 
 
 def test_every_error_code() -> None:
-    text = sources("entrypoint/*.py", "app.py", "surface/*.py", "tenants/*.py")
+    text = sources("http/*.py", "requests/*.py", "tenants/*.py")
     calls = re.findall(
         r"(?:send_error|_raise|RequestError|Refusal|_break_off|error_body)\((?:[^()]|\([^()]*\))*\)", text
     )
