@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,8 @@ FOLDERS = ("bench", "deploy", "docs", "gateway", "indexer", "proto", "tests", "w
 
 
 def pages() -> list[str]:
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
-    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    return sorted(name for name in names if (ROOT / name).exists())
+    found = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
+    return sorted(str(page.relative_to(ROOT)) for page in found)
 
 
 PAGES = pages()
