@@ -19,10 +19,10 @@ HOT = {
     "upstream_connection deadlines",
     "gateway/requests": "access app forwarder json_members paths pools relay request_edits usage",
     "gateway/routing": "assignment candidates routed_request router",
-    "gateway/routing/census": "workers",
-    "gateway/routing/policies": "facts least_requests lmetric memory round_robin warm warm_seconds",
-    "gateway/routing/state": "approximate load_report peer_sync peer_view predictions reservations retry_budget "
-    "sessions snapshot sparse",
+    "gateway/routing/census": "census workers",
+    "gateway/routing/policies": "facts least_requests lmetric memory policy round_robin warm warm_seconds",
+    "gateway/routing/state": "approximate load_report peer_sync peer_view pool_state predictions reservations "
+    "retry_budget sessions sparse",
     "gateway/tenants": "headers lease limiter salts share tenant tenants",
     "indexer/reader": "mirror",
     "warmroute/process": "cached_labels",

@@ -1,6 +1,6 @@
 """What a gateway would do with a request, had it come now: how its prompt is keyed, and how it is routed.
 
-The request goes the way of one from a client up to the choice of a worker (`Forwarder.prepare`, `PoolRouter.consider`)
+The request goes the way of one from a client up to the choice of a worker (`Forwarder.prepare`, `PoolRouter.decide`)
 and no further: nothing is admitted, booked, numbered, expected or counted. Where replies have shown that the gateway's
 own token ids are wrong, the engine is asked for them, as for any request.
 """
@@ -24,7 +24,7 @@ from gateway.requests.hints import read_hints
 from gateway.requests.paths import POST_ROUTES
 from gateway.requests.pins import pinned
 from gateway.requests.pools import Pool
-from gateway.routing.candidates import Wish
+from gateway.routing.candidates import Constraints
 from gateway.routing.explanation import RoutingView, explain_routing
 from gateway.routing.state.sessions import NO_SESSION, session_key
 from gateway.tenants.tenant import ANONYMOUS, Refusal, Tenant, unsalted_refusal
@@ -109,7 +109,7 @@ class Explainer:
         session = read_hints(request, fields).session
         prepared = await forwarder.prepare(request, route, tenant, parsed, served, counted=False)
         keyed = prepared.keyed.prompt
-        space = pool.router.key_space()
+        space = pool.router.census.current().space
         return Explanation(
             path=request.path,
             pool=pool.name,
@@ -130,7 +130,7 @@ class Explainer:
             decision=explain_routing(
                 pool.router,
                 prepared.prompt,
-                Wish(
+                Constraints(
                     adapter=served.adapter,
                     only=self._owner(pool, fields, tenant) if route.stores else None,
                     within=within,

@@ -152,7 +152,7 @@ class Decisions:
         prompt: Prompt | Unkeyed,
         session: str | None,
     ) -> None:
-        space = router.key_space()
+        space = router.census.current().space
         if space is None or not decided.prompt_tokens:
             return  # nothing to learn from a prompt of which not even the length is known
         keys = prompt.keys if isinstance(prompt, Prompt) else []

@@ -210,7 +210,7 @@ class Forwarder:
         return (
             route.salted
             and self._access.needs_salt(tenant)
-            and path in engines.unsalted_paths(served.pool.router.engines)
+            and path in engines.unsalted_paths(served.pool.router.census.current().engines)
         )
 
     async def prepare(
@@ -235,12 +235,12 @@ class Forwarder:
             ask_usage=route.counts_usage and fields is not None and lacks_usage(fields),
             priority=priority if route.prioritised else None,
         )
-        arguments = request.body, parsed, edits, engines.rules(router.engine())
+        arguments = request.body, parsed, edits, engines.rules(router.census.current().engine)
         if len(request.body) <= INLINE_BYTES:
             body = _edited(*arguments)
         else:
             body = await asyncio.to_thread(_edited, *arguments)
-        if route.salted and request.path in engines.unsalted_paths(router.engines):
+        if route.salted and request.path in engines.unsalted_paths(router.census.current().engines):
             salt = ""  # what the engine ignores must not be in the keys either
         keyed = await self._prompts.key(served, route, request.path, body, fields, salt, counted=counted)
         # A prompt without keys still brings work: its length, as far as it is known, is booked.
@@ -378,7 +378,7 @@ def _is_out_of_reach(owner: Owner | None, tenant: Tenant, pool: Pool) -> bool:
     went with its worker. Another worker may have one of that name, and it would be another's."""
     if owner is None:
         return not tenant.anonymous
-    gone = owner.pool != pool.name or pool.router.workers.get(owner.worker) is None
+    gone = owner.pool != pool.name or pool.router.census.workers.get(owner.worker) is None
     return gone or owner.tenant != tenant.name
 
 

@@ -30,7 +30,7 @@ def pinned(request: Request, router: PoolRouter, tenant: Tenant) -> frozenset[st
     """The uids of the workers that the request may go to; None where it says nothing, or the pool has no worker."""
     if _HEADERS.isdisjoint(request.first_values):
         return None  # most requests
-    workers = router.known_workers
+    workers = router.census.current().workers.all
     allowed = router.config.pinning
     if not (tenant.anonymous if allowed is None else allowed):
         message = (

@@ -87,7 +87,7 @@ class PromptSource:
         keyer, check = pool.keyer, pool.prompts.check
         if keyer is None:
             return Keyed(_NO_TOKENIZER)
-        space = pool.router.key_space()
+        space = pool.router.census.current().space
         if space is None:
             return Keyed(_NO_KEY_SPACE)
         deadline = keyer.deadline()
@@ -114,7 +114,7 @@ class PromptSource:
     ) -> bytes | None:
         """The engine's token ids; None where it does not tell."""
         now = pool.router.clock()
-        workers = [worker for worker in pool.router.workers.all if worker.healthy]
+        workers = [worker for worker in pool.router.census.workers.all if worker.healthy]
         if check.source(now) is not Source.ENGINE or not workers:
             return None
         try:

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.prompts.keyer import KeySpace, Prompt
 from gateway.routing.assignment import Outcome
+from gateway.routing.gauges import publish_gauges
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from indexer.keys import pool_fingerprint, prompt_keys
 from tests.gateway.routing.support import FINGERPRINT, NAMES, TOKENIZER, Pool, open_assignments, prompt
@@ -70,18 +71,18 @@ def test_what_the_index_knows_whole_is_not_predicted() -> None:
     pool.hold("c", prompt(640).keys)
     with open_assignments(pool, [prompt(640)]) as (assignment,):
         assert assignment.worker_id == "c"
-        assert pool.router.predictions.keys == 0
+        assert pool.router.state.predictions.keys == 0
     with open_assignments(pool, [prompt(704)]) as (assignment,):
         assert assignment.worker_id == "c"
-        assert pool.router.predictions.keys == 11
+        assert pool.router.state.predictions.keys == 11
 
 
 def test_predictions_go_when_a_request_fails_and_stay_when_it_answers() -> None:
     pool = Pool()
     failed = pool.assign(prompt(640))
-    assert pool.router.predictions.keys == 10
+    assert pool.router.state.predictions.keys == 10
     failed.close(Outcome.UNREACHABLE)
-    assert pool.router.predictions.keys == 0
+    assert pool.router.state.predictions.keys == 0
     answered = pool.assign(prompt(640))
     answered.first_byte()
     answered.close(Outcome.COMPLETED)
@@ -89,16 +90,16 @@ def test_predictions_go_when_a_request_fails_and_stay_when_it_answers() -> None:
     broken = pool.assign(prompt(640, 5000))
     broken.first_byte()
     broken.close(Outcome.BROKEN)
-    assert pool.router.predictions.match(prompt(640, 5000).keys) == {}
+    assert pool.router.state.predictions.match(prompt(640, 5000).keys) == {}
 
 
 def test_the_prefill_part_is_freed_at_the_first_byte() -> None:
     pool = Pool(("a",))
     assignment = pool.assign(prompt(640))
-    assert pool.router.reservations.of("a").pending_tokens == 640
+    assert pool.router.state.reservations.of("a").pending_tokens == 640
     assignment.first_byte()
-    assert pool.router.reservations.of("a").pending_tokens == 0
-    assert pool.router.reservations.of("a").requests == 1
+    assert pool.router.state.reservations.of("a").pending_tokens == 0
+    assert pool.router.state.reservations.of("a").requests == 1
     assignment.close(Outcome.COMPLETED)
 
 
@@ -133,13 +134,13 @@ def test_a_worker_that_goes_and_comes_back_keeps_no_phantom_load() -> None:
     pool = Pool(("a", "b"))
     first = pool.assign(prompt(640))
     gone = first.worker_id
-    targets = [worker.target for worker in pool.router.workers.all]
+    targets = [worker.target for worker in pool.router.census.workers.all]
     pool.targets([target for target in targets if target.uid != gone])
     pool.targets(targets)
     second = pool.assign(prompt(640, 9000))
     first.close(Outcome.COMPLETED)
     second.close(Outcome.COMPLETED)
-    assert pool.router.reservations.workers == frozenset()
+    assert pool.router.state.reservations.workers == frozenset()
 
 
 def test_a_refused_request_leaves_no_prediction() -> None:
@@ -147,7 +148,7 @@ def test_a_refused_request_leaves_no_prediction() -> None:
     refused = pool.assign(prompt(640))
     refused.first_byte()
     refused.close(Outcome.REFUSED)
-    assert pool.router.predictions.keys == 0
+    assert pool.router.state.predictions.keys == 0
 
 
 def test_an_empty_prompt_matches_nothing() -> None:
@@ -157,7 +158,7 @@ def test_an_empty_prompt_matches_nothing() -> None:
 def test_a_prompt_without_keys_books_its_estimate_and_goes_by_load() -> None:
     pool = Pool(("a", "b"))
     first = pool.assign(Prompt(5000, []))
-    assert pool.router.reservations.of(first.worker_id).pending_tokens == 5000
+    assert pool.router.state.reservations.of(first.worker_id).pending_tokens == 5000
     assert pool.assign(prompt(640)).worker_id != first.worker_id
 
 
@@ -176,7 +177,7 @@ def test_predictions_expire_without_traffic() -> None:
     assignment.first_byte()
     assignment.close(Outcome.COMPLETED)
     pool.now += 3
-    pool.router.publish_gauges()
+    publish_gauges(pool.router)
     assert pool.metric("warmroute_mirror_predicted_keys", pool="p") == 0
 
 
@@ -185,17 +186,17 @@ def test_each_foreign_fingerprint_is_logged_once(caplog: pytest.LogCaptureFixtur
     for _ in range(5):
         for name in ("a", "b"):
             pool.hold(name, [], fingerprint=f"foreign-{name}")
-        pool.router.key_space()
+        pool.router.census.current()
     assert len(caplog.records) == 2
 
 
 def test_workers_that_key_otherwise_are_routed_by_load() -> None:
     pool = Pool(("a", "b"))
-    assert pool.router.key_space() == KeySpace(FINGERPRINT, 64)
+    assert pool.router.census.current().space == KeySpace(FINGERPRINT, 64)
     pool.hold("a", [], fingerprint="another")
-    assert pool.router.key_space() == KeySpace(FINGERPRINT, 64)
+    assert pool.router.census.current().space == KeySpace(FINGERPRINT, 64)
     pool.hold("b", [], fingerprint="another")
-    assert pool.router.key_space() is None
+    assert pool.router.census.current().space is None
 
 
 def test_workers_that_nobody_can_route_to_have_no_say_in_how_prompts_are_keyed() -> None:
@@ -203,11 +204,11 @@ def test_workers_that_nobody_can_route_to_have_no_say_in_how_prompts_are_keyed()
     other = pool_fingerprint(index_block_tokens=64, base_model="other", tokenizer=TOKENIZER)
     for number in range(5):
         pool.hold(f"stranger-{number}", [], model="other", fingerprint=other, address=f"10.9.9.{number}:1")
-    assert pool.router.key_space() == KeySpace(FINGERPRINT, 64)
+    assert pool.router.census.current().space == KeySpace(FINGERPRINT, 64)
 
 
 def test_an_empty_index_gives_no_key_space() -> None:
-    assert Pool(()).router.key_space() is None
+    assert Pool(()).router.census.current().space is None
 
 
 def test_round_robin_numbers_requests_not_attempts() -> None:
@@ -225,17 +226,17 @@ def test_round_robin_numbers_requests_not_attempts() -> None:
 def test_gauges(state: str) -> None:
     pool = Pool(("a", "b"))
     if state == "unhealthy":
-        for worker in pool.router.workers.all:
+        for worker in pool.router.census.workers.all:
             worker.checked(0, healthy=False, refused=True)
     assignment = pool.assign(prompt(640))
-    pool.router.publish_gauges()
+    publish_gauges(pool.router)
     assert pool.metric("warmroute_gateway_workers", pool="p", state=state) == 2
     name = assignment.worker_id
     assert pool.metric("warmroute_gateway_pending_tokens", pool="p", worker=name) == 640
     assert pool.metric("warmroute_gateway_in_flight_requests", pool="p", worker=name) == 1
     assert pool.metric("warmroute_mirror_predicted_keys", pool="p") == 10
     assignment.close(Outcome.CLIENT_GONE)
-    pool.router.publish_gauges()
+    publish_gauges(pool.router)
     assert pool.metric("warmroute_gateway_in_flight_requests", pool="p", worker=name) == 0
     assert pool.metric("warmroute_gateway_worker_requests_total", pool="p", worker=name, outcome="client_gone") == 1
 
@@ -256,7 +257,7 @@ def test_one_decision_reads_the_clock_once() -> None:
 
 def test_retries_end_when_the_budget_does() -> None:
     pool = Pool(retry_ratio=0.2, retries_per_second=0)
-    saved = round(pool.router.retry_budget.balance)
+    saved = round(pool.router.state.retry_budget.balance)
     retried = 0
     for _ in range(1000):
         routed = RoutedRequest(pool.router, None)

@@ -16,7 +16,7 @@ from gateway.routing.policies.registry import POLICIES
 from warmroute.config.pool import Weights
 
 WEIGHTS = Weights()
-WARM = POLICIES["warm"]
+WARM = POLICIES["warm"].choose
 
 candidates = st.lists(
     st.builds(
@@ -100,24 +100,24 @@ def test_ties_break_at_random() -> None:
 
 def test_round_robin_takes_turns_by_name_whatever_the_order() -> None:
     workers = [CandidateFacts(name) for name in "cab"]
-    policy = POLICIES["round_robin"]
+    policy = POLICIES["round_robin"].choose
     assert [winner(policy, 10, *workers, sequence=turn) for turn in range(4)] == ["a", "b", "c", "a"]
 
 
 def test_least_requests() -> None:
     workers = [CandidateFacts("a", 999, in_flight=2), CandidateFacts("b", in_flight=1)]
-    assert winner(POLICIES["least_requests"], 1000, *workers) == "b"
+    assert winner(POLICIES["least_requests"].choose, 1000, *workers) == "b"
 
 
 def test_power_of_two_takes_the_less_loaded_of_two_and_never_the_worst_of_all() -> None:
     workers = [CandidateFacts(name, in_flight=load) for load, name in enumerate("abcd")]
-    picks = [winner(POLICIES["power_of_two"], 10, *workers, seed=seed) for seed in range(200)]
+    picks = [winner(POLICIES["power_of_two"].choose, 10, *workers, seed=seed) for seed in range(200)]
     assert set(picks) == {"a", "b", "c"}
     assert picks.count("a") > picks.count("b") > picks.count("c")
 
 
 def test_consistent_hash_keeps_alike_prompts_together_and_spreads_others() -> None:
-    policy, workers = POLICIES["consistent_hash"], [CandidateFacts(name) for name in "abcdefgh"]
+    policy, workers = POLICIES["consistent_hash"].choose, [CandidateFacts(name) for name in "abcdefgh"]
 
     def pick(affinity: int, candidates: list[CandidateFacts]) -> str:
         return candidates[policy(request(10, affinity=affinity), candidates, WEIGHTS, Random(0)).winner].worker
@@ -131,7 +131,7 @@ def test_consistent_hash_keeps_alike_prompts_together_and_spreads_others() -> No
 
 
 def test_consistent_hash_bounds_the_load_of_a_home() -> None:
-    policy, names = POLICIES["consistent_hash"], "abcd"
+    policy, names = POLICIES["consistent_hash"].choose, "abcd"
     load = dict.fromkeys(names, 0)
     for _ in range(100):
         workers = [CandidateFacts(name, in_flight=load[name]) for name in names]
@@ -142,12 +142,12 @@ def test_consistent_hash_bounds_the_load_of_a_home() -> None:
 
 def test_prefix_only_follows_the_longest_match_into_any_queue() -> None:
     holder = CandidateFacts("holder", 900, reserved_tokens=10**6, in_flight=500)
-    assert winner(POLICIES["prefix_only"], 1000, holder, CandidateFacts("other", 899)) == "holder"
+    assert winner(POLICIES["prefix_only"].choose, 1000, holder, CandidateFacts("other", 899)) == "holder"
 
 
 def test_lmetric_multiplies_work_and_batch() -> None:
     few, many = CandidateFacts("few", 0, in_flight=1), CandidateFacts("many", 700, in_flight=9)
-    decision = POLICIES["lmetric"](request(1000), [few, many], WEIGHTS, Random(0))
+    decision = POLICIES["lmetric"].choose(request(1000), [few, many], WEIGHTS, Random(0))
     assert [term.cost for term in decision.terms] == [1000 * 2, 300 * 10]
     assert decision.winner == 0
 
@@ -205,8 +205,8 @@ def test_every_policy_explains_every_candidate_and_repeats_itself(
 ) -> None:
     facts = request(tokens, seed, affinity)
     untouched = [replace(worker) for worker in workers]
-    first = POLICIES[name](facts, workers, WEIGHTS, Random(seed))
-    again = POLICIES[name](facts, workers, WEIGHTS, Random(seed))
+    first = POLICIES[name].choose(facts, workers, WEIGHTS, Random(seed))
+    again = POLICIES[name].choose(facts, workers, WEIGHTS, Random(seed))
     assert first == again
     assert workers == untouched
     assert [term.worker for term in first.terms] == [worker.worker for worker in workers]
@@ -217,7 +217,7 @@ def test_every_policy_explains_every_candidate_and_repeats_itself(
 @pytest.mark.parametrize("name", ["warm", "least_requests", "prefix_only", "lmetric"])
 def test_every_policy_breaks_ties_at_random(name: str) -> None:
     workers = [CandidateFacts(name, 64, 0, 500, 700, 3, 0.5, 1000) for name in "abc"]
-    assert {winner(POLICIES[name], 1000, *workers, seed=seed) for seed in range(50)} == {"a", "b", "c"}
+    assert {winner(POLICIES[name].choose, 1000, *workers, seed=seed) for seed in range(50)} == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("name", ["warm", "lmetric"])
@@ -231,7 +231,7 @@ def test_what_is_unknown_is_the_median_of_the_others(
     workers = [replace(worker, reported_waiting_tokens=worker.reported_waiting_tokens or 0) for worker in workers]
     workers[late] = replace(workers[late], reported_waiting_tokens=None)
     others = [worker.reported_waiting_tokens for worker in workers if worker.reported_waiting_tokens is not None]
-    term = POLICIES[name](request(tokens), workers, WEIGHTS, Random(0)).terms[late]
+    term = POLICIES[name].choose(request(tokens), workers, WEIGHTS, Random(0)).terms[late]
     assert term.pending_tokens == max(median(others), workers[late].reserved_tokens)
 
 
