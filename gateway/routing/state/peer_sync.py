@@ -94,6 +94,11 @@ class PeerSync:
         return self._view.senders
 
     @property
+    def reported(self) -> int:
+        """This gateway's live predictions that are reported to the others."""
+        return len(self._reported)
+
+    @property
     def alone(self) -> bool:
         """Whether no other gateway listens."""
         return self._receivers <= 1 and not self._view.senders

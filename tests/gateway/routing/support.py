@@ -68,7 +68,7 @@ class Pool:
         mirror.set_worker(name, self.slots, WorkerFacts(**fields))
 
     def report(self, name: str, waiting_tokens: int, age: float = 0.0, kv_use: float = 0.0) -> None:
-        self.reports._reports["p"][name] = Report(waiting_tokens, 0, 0, kv_use, self.now - age)
+        self.reports.of("p")[name] = Report(waiting_tokens, 0, 0, kv_use, self.now - age)
 
     def assign(self, prompt: Prompt | None, exclude: frozenset[str] = frozenset()) -> PoolAssignment:
         assignment = RoutedRequest(self.router, prompt).assign(exclude)

@@ -134,11 +134,11 @@ def test_workers_that_never_said_hello_are_keyed_as_they_would_key() -> None:
     assert space is not None
     assert (space.fingerprint, space.index_block_tokens) == (FINGERPRINT, DEFAULT_INDEX_BLOCK_TOKENS)
     asked = prompt(640)
-    home = assign(pool, asked)
-    answer(pool, home, 1.0)
+    first = assign(pool, asked)
+    answer(pool, first, 1.0)
     for _ in range(5):
         again = assign(pool, asked)
-        assert again.worker_id == home.worker_id
+        assert again.worker_id == first.worker_id
         assert again.matched_tokens == 639
         answer(pool, again, 0.1)
     pool.targets([])

@@ -94,7 +94,7 @@ class AnyNetwork(RuleBasedStateMachine):
                 assert gateway.reservations.everywhere(worker) == truth
         for gateway in self.gateways.values():
             others = [other for other in self.gateways.values() if other is not gateway]
-            assert gateway.peers.predicted.keys <= sum(2 * len(other.peers._reported) for other in others)
+            assert gateway.peers.predicted.keys <= sum(2 * other.peers.reported for other in others)
             assert gateway.peers.shared(self.now)
 
     @invariant()
@@ -113,7 +113,7 @@ class AnyNetwork(RuleBasedStateMachine):
                 gateway.predictions.withdraw(prediction)
         self.all_tell()
         for gateway in self.gateways.values():
-            assert gateway.reservations._own == gateway.reservations._everywhere == {}
+            assert gateway.reservations.own == gateway.reservations.all == {}
             assert gateway.reservations._recent == {}
             assert (gateway.peers.predicted.keys, gateway.predictions.keys) == (0, 0)
 

@@ -54,7 +54,7 @@ def burst(gateways: int, *, shared: bool, requests: int = 64, spacing: float = 0
     replicas.run(start + 60)
     for pool in replicas.pools:
         assert pool.router.state.reservations.workers == frozenset()
-        assert pool.router.state.reservations._everywhere == {}
+        assert pool.router.state.reservations.all == {}
         assert pool.router.state.peers.predicted.keys == 0
     return sum(found) / (6080 * requests)
 
@@ -109,7 +109,7 @@ def test_a_killed_gateways_requests_are_forgotten_and_the_others_keep_theirs() -
     if theirs.worker_id != mine.worker_id:
         assert lives.router.state.reservations.everywhere(theirs.worker_id) == NOTHING
     mine.close(Outcome.COMPLETED)
-    assert lives.router.state.reservations._everywhere == {}
+    assert lives.router.state.reservations.all == {}
 
 
 def test_after_aborts_retries_and_a_kill_every_counter_is_zero() -> None:
@@ -143,7 +143,7 @@ def test_after_aborts_retries_and_a_kill_every_counter_is_zero() -> None:
     replicas.kill(3)
     replicas.run(start + 10)
     for pool in replicas.pools[:3]:
-        assert pool.router.state.reservations._own == pool.router.state.reservations._everywhere == {}
+        assert pool.router.state.reservations.own == pool.router.state.reservations.all == {}
         assert pool.router.state.peers.predicted.keys == 0
         assert pool.router.state.peers.gateways == 2
 
@@ -169,10 +169,10 @@ def test_a_worker_that_flaps_ends_with_nothing_booked() -> None:
         assignment.first_byte()
         assignment.close(Outcome.COMPLETED)
         for pool in replicas.pools:
-            assert all(booked.requests >= 0 for booked in pool.router.state.reservations._everywhere.values())
+            assert all(booked.requests >= 0 for booked in pool.router.state.reservations.all.values())
     replicas.run(replicas.now + 0.1)
     for pool in replicas.pools:
-        assert pool.router.state.reservations._everywhere == {}
+        assert pool.router.state.reservations.all == {}
 
 
 def test_a_dead_workers_counters_go_and_the_others_stay() -> None:

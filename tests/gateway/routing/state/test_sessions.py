@@ -49,17 +49,17 @@ def once(pool: Pool, asked: Prompt | None, session: int = MINE, **wishes) -> str
 )
 def test_a_session_stays_where_it_was_among_equals_and_others_spread(asked: Prompt | None) -> None:
     pool = Pool()
-    home = once(pool, asked)
-    assert {once(pool, asked) for _ in range(20)} == {home}
+    worker = once(pool, asked)
+    assert {once(pool, asked) for _ in range(20)} == {worker}
     assert {once(pool, asked, affinity.NO_SESSION) for _ in range(60)} == set(NAMES)
 
 
 def test_it_goes_elsewhere_when_its_worker_is_busy_and_stays_there() -> None:
     pool = Pool()
-    home = once(pool, UNSIZED)
-    held = [assign(pool, UNSIZED, affinity.NO_SESSION, only=home) for _ in range(4)]
+    worker = once(pool, UNSIZED)
+    held = [assign(pool, UNSIZED, affinity.NO_SESSION, only=worker) for _ in range(4)]
     away = once(pool, UNSIZED)
-    assert away != home
+    assert away != worker
     for assignment in held:
         assignment.close(Outcome.COMPLETED)
     assert once(pool, UNSIZED) == away
@@ -72,26 +72,26 @@ def test_it_goes_elsewhere_when_its_worker_is_busy_and_stays_there() -> None:
 
 def test_one_request_in_flight_does_not_drive_a_session_away_whose_prompts_are_unknown() -> None:
     pool = Pool()
-    home = once(pool, UNSIZED)
-    held = assign(pool, UNSIZED, affinity.NO_SESSION, only=home)
-    assert once(pool, UNSIZED) == home
+    worker = once(pool, UNSIZED)
+    held = assign(pool, UNSIZED, affinity.NO_SESSION, only=worker)
+    assert once(pool, UNSIZED) == worker
     held.close(Outcome.COMPLETED)
 
 
 def test_what_a_worker_holds_counts_for_more_than_where_the_session_was() -> None:
     pool = Pool()
-    home = once(pool, UNSIZED)
-    holder = next(name for name in NAMES if name != home)
+    worker = once(pool, UNSIZED)
+    holder = next(name for name in NAMES if name != worker)
     asked = prompt(640)
     pool.hold(holder, asked.keys)
     assert once(pool, asked) == holder
 
 
-def test_a_home_that_is_gone_or_failed_is_no_home() -> None:
+def test_a_worker_that_is_gone_or_failed_is_not_preferred() -> None:
     pool = Pool()
-    home = once(pool, UNSIZED)
-    pool.router.census.workers.get(home).checked(0, healthy=False, refused=True)
-    assert once(pool, UNSIZED) != home
+    worker = once(pool, UNSIZED)
+    pool.router.census.workers.get(worker).checked(0, healthy=False, refused=True)
+    assert once(pool, UNSIZED) != worker
 
 
 def test_equal_names_of_two_tenants_are_two_sessions() -> None:
@@ -99,18 +99,18 @@ def test_equal_names_of_two_tenants_are_two_sessions() -> None:
     assert session_key("a", "bx") != session_key("ab", "x")
     assert session_key("", "\udce9") not in {affinity.NO_SESSION, session_key("", "e")}
     pool = Pool()
-    homes = {tenant: once(pool, UNSIZED, session_key(tenant, "x")) for tenant in "abcdefgh"}
-    assert len(set(homes.values())) > 1
-    assert all(once(pool, UNSIZED, session_key(tenant, "x")) == home for tenant, home in homes.items())
+    workers = {tenant: once(pool, UNSIZED, session_key(tenant, "x")) for tenant in "abcdefgh"}
+    assert len(set(workers.values())) > 1
+    assert all(once(pool, UNSIZED, session_key(tenant, "x")) == worker for tenant, worker in workers.items())
 
 
 def test_other_policies_do_as_they_say() -> None:
     pool = Pool(policy="round_robin")
     assert {once(pool, UNSIZED) for _ in range(4)} == set(NAMES)
     pool = Pool(policy="consistent_hash")
-    homes = {session_key("", str(number)): once(pool, UNSIZED, session_key("", str(number))) for number in range(20)}
-    assert set(homes.values()) == set(NAMES)
-    assert all(once(pool, UNSIZED, session) == home for session, home in homes.items())
+    workers = {session_key("", str(number)): once(pool, UNSIZED, session_key("", str(number))) for number in range(20)}
+    assert set(workers.values()) == set(NAMES)
+    assert all(once(pool, UNSIZED, session) == worker for session, worker in workers.items())
 
 
 def test_sessions_are_bounded_in_number_and_time() -> None:
