@@ -20,10 +20,10 @@ HOT = {
     "gateway/requests": "access app edit inference_request json_members key models paths relay request_edits resolve "
     "settle usage",
     "gateway/routing": "candidates routed_request router",
-    "gateway/routing/census": "workers",
-    "gateway/routing/policies": "facts least_requests lmetric memory round_robin warm warm_seconds",
-    "gateway/routing/state": "approximate load_report peer_sync peer_view predictions reservations retry_budget "
-    "sessions snapshot sparse",
+    "gateway/routing/census": "census workers",
+    "gateway/routing/policies": "facts least_requests lmetric memory policy round_robin warm warm_seconds",
+    "gateway/routing/state": "approximate load_report peer_sync peer_view pool_state predictions reservations "
+    "retry_budget sessions sparse",
     "gateway/tenants": "headers lease limiter salts share tenant tenants",
     "indexer/reader": "mirror",
     "warmroute/process": "cached_labels",

@@ -123,19 +123,19 @@ class _Scene:
             clock=lambda: _NOW,
             random=random,
         )
-        router.use_tokenizer(_TOKENIZER)
-        router.set_targets(Target(name, "10.0.0.1", number + 1, name) for number, name in enumerate(names))
-        for worker in router.workers.all:
+        router.census.use_tokenizer(_TOKENIZER)
+        router.census.set_targets(Target(name, "10.0.0.1", number + 1, name) for number, name in enumerate(names))
+        for worker in router.census.workers.all:
             worker.checked(_NOW - 2 * SLOW_START_SECONDS, healthy=True)
         if rated:
             self._learn(names, random)
         # Requests in flight everywhere, some of them before their first byte.
         for _ in range(4 * workers):
-            booking = router.reservations.book(random.choice(names), random.randrange(2000), _NOW)
+            booking = router.state.reservations.book(random.choice(names), random.randrange(2000), _NOW)
             if random.random() < 0.7:
                 booking.first_byte()
         for prompt in self._prompts[: PROMPTS // 2]:
-            router.predictions.predict(random.choice(names), prompt.keys)
+            router.state.predictions.predict(random.choice(names), prompt.keys)
 
     def decision_us(self, unit: str) -> float:
         """Of `PoolRouter.choose`. The costs are in this unit."""
@@ -192,8 +192,9 @@ class _Scene:
 
     def _learn(self, names: Sequence[str], random: Random) -> None:
         """First bytes of prompts of all lengths, alike on all workers but for their speed."""
+        rates = self._router.state.rates
         for name in names:
             per_token = 1e-4 * random.uniform(0.5, 2)
             for _ in range(SAMPLES // 4):
                 uncached = random.randrange(200, 9000)
-                self._router.rates.observe(name, 0.01 + per_token * uncached, pending=0, uncached=uncached, cached=0)
+                rates.observe(name, 0.01 + per_token * uncached, pending=0, uncached=uncached, cached=0)

@@ -1,6 +1,6 @@
 """What a gateway would do with a request, had it come now: how its prompt is keyed, and how it is routed.
 
-The request passes the stages of one from a client up to the choice of a worker (`App.serve`, `PoolRouter.consider`) and
+The request passes the stages of one from a client up to the choice of a worker (`App.serve`, `PoolRouter.decide`) and
 no further: nothing is admitted, booked, numbered, expected or counted, but for the call to Redis that finds who has a
 stored response. Where replies have shown that the gateway's own token ids are wrong, the engine is asked for them, as
 for any request.
@@ -21,7 +21,7 @@ from gateway.prompts.segments import Segment, explain_prompt
 from gateway.requests.app import App
 from gateway.requests.inference_request import UNKNOWN_PROMPT, InferenceRequest
 from gateway.requests.paths import POST_ROUTES
-from gateway.routing.candidates import Wish
+from gateway.routing.candidates import Constraints
 from gateway.routing.explanation import RoutingView, explain_routing
 from gateway.routing.state.sessions import NO_SESSION, session_key
 from gateway.tenants.tenant import ANONYMOUS, Tenant
@@ -83,7 +83,7 @@ class Explainer:
         await app.make_prompt(request)
         pool, served, session = request.pool, request.served, request.hints.session
         keyed, prompt = request.keyed, request.prompt or UNKNOWN_PROMPT
-        space = pool.router.key_space()
+        space = request.census.space
         return Explanation(
             path=http.path,
             pool=pool.name,
@@ -104,7 +104,7 @@ class Explainer:
             decision=explain_routing(
                 pool.router,
                 prompt,
-                Wish(
+                Constraints(
                     adapter=served.adapter,
                     only=None if request.owner is None else request.owner.worker,
                     within=request.pinned,

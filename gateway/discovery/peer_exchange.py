@@ -1,4 +1,4 @@
-"""The exchange of state in flight with the other gateways, over one sharded channel of Redis for each pool."""
+"""The exchange of bookings and predictions with the other gateways, over one sharded channel of Redis for each pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
-from gateway.routing.state.peer_sync import Flight
+from gateway.routing.state.peer_sync import PeerSync
 from gateway.routing.state.peer_view import FORGET_SECONDS
 from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import Client
@@ -33,7 +33,7 @@ MESSAGE_BYTES: Final = 1024
 """What a message counts besides its length."""
 
 
-def flight_channel(pool: str) -> str:
+def peer_channel(pool: str) -> str:
     """The channel of a pool; its hash tag is the pool, percent-encoded as in the index's keys."""
     return f"wr:{{{quote(pool, safe='')}}}:flight"
 
@@ -43,15 +43,15 @@ def new_incarnation() -> int:
     return (time.time_ns() >> 20) << 20 | secrets.randbits(20)
 
 
-class FlightExchange:
-    """Sends what a pool's `Flight` has to tell and gives it what comes. `run` is the one task; its owner cancels it
-    and notices its death. Redis being away is waited out."""
+class PeerExchange:
+    """Sends a pool's `PeerSync` messages and gives it those that come. `run` is the one task; its owner cancels it and
+    notices its death. While Redis is away it tries again."""
 
     def __init__(
         self,
         redis: Client,
         pool: str,
-        flight: Flight,
+        peers: PeerSync,
         metrics: GatewayMetrics,
         *,
         name: str,
@@ -59,19 +59,19 @@ class FlightExchange:
     ) -> None:
         """`redis`: best a client of its own with a short deadline, for two connections a pool. `name`: this gateway's,
         unlike every other's, and the same after a restart."""
-        self.channel = flight_channel(pool)
+        self.channel = peer_channel(pool)
         self._redis = redis
         self._pool = pool
-        self._flight = flight
+        self._peers = peers
         self._clock = clock
         self._wanted = asyncio.Event()
         self._complained = False
         self._sent = metrics.flight_sent.labels(pool, "sent")
         self._failed = metrics.flight_sent.labels(pool, "failed")
         self._received = metrics.flight_received
-        metrics.flight_shared.labels(pool).set_function(lambda: float(flight.shared(clock())))
-        metrics.flight_gateways.labels(pool).set_function(lambda: float(flight.gateways))
-        flight.start(name=name, incarnation=new_incarnation(), wake=self._wanted.set)
+        metrics.flight_shared.labels(pool).set_function(lambda: float(peers.shared(clock())))
+        metrics.flight_gateways.labels(pool).set_function(lambda: float(peers.gateways))
+        peers.start(name=name, incarnation=new_incarnation(), wake=self._wanted.set)
 
     async def run(self) -> None:
         """Exchange until cancelled; then tell the others that this gateway's requests are gone."""
@@ -82,20 +82,20 @@ class FlightExchange:
         finally:
             with suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(LEAVE_SECONDS):
-                    await self._publish(self._flight.leaving(self._clock()))
+                    await self._publish(self._peers.leaving(self._clock()))
 
     async def _send(self) -> None:
         delay = RETRY_SECONDS[0]
         while True:
             self._wanted.clear()
-            packed = self._flight.outgoing(self._clock())
+            packed = self._peers.outgoing(self._clock())
             if packed is None:
                 await self._wait()
                 continue
             try:
-                self._flight.published(await self._publish(packed))
+                self._peers.published(await self._publish(packed))
             except (RedisError, OSError) as error:
-                self._flight.failed()
+                self._peers.failed()
                 self._failed.inc()
                 self._complain(error)
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
@@ -103,11 +103,11 @@ class FlightExchange:
             else:
                 self._sent.inc()
                 delay = RETRY_SECONDS[0]
-                await asyncio.sleep(self._flight.pause)
+                await asyncio.sleep(self._peers.pause)
 
     async def _wait(self) -> None:
         """Until there is something to send."""
-        left = self._flight.next_at() - self._clock()
+        left = self._peers.next_at() - self._clock()
         with suppress(TimeoutError):
             async with asyncio.timeout(left):
                 await self._wanted.wait()
@@ -120,7 +120,7 @@ class FlightExchange:
         while True:
             try:
                 async with self._redis.subscription(self.channel) as subscription:
-                    self._flight.connected()
+                    self._peers.connected()
                     taken = 0
                     while True:
                         async with asyncio.timeout(SILENCE_SECONDS):
@@ -134,17 +134,17 @@ class FlightExchange:
             except (RedisError, OSError, TimeoutError) as error:
                 self._complain(error)
             finally:
-                self._flight.disconnected()
+                self._peers.disconnected()
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, RETRY_SECONDS[1])
 
     def _take(self, packed: bytes) -> None:
-        now, name = self._clock(), self._flight.name
-        verdict = self._flight.receive(packed, now)
+        now, name = self._clock(), self._peers.name
+        verdict = self._peers.receive(packed, now)
         self._received.labels(self._pool, verdict).inc()
-        if self._flight.name != name:
+        if self._peers.name != name:
             logger.warning("pool %s: another gateway has the name %s too; going by another", self._pool, name)
-        if self._complained and self._flight.shared(now):
+        if self._complained and self._peers.shared(now):
             self._complained = False
             logger.info("pool %s: the other gateways' requests in flight are known again", self._pool)
 

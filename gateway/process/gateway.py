@@ -18,7 +18,7 @@ from gateway.admin.explain import Explainer
 from gateway.admin.routes import add_routes
 from gateway.discovery.health import HealthChecks
 from gateway.discovery.load_reports import LoadReports
-from gateway.discovery.peer_exchange import CALL_SECONDS, FlightExchange
+from gateway.discovery.peer_exchange import CALL_SECONDS, PeerExchange
 from gateway.discovery.static import static_targets
 from gateway.http.server import Server
 from gateway.http.upstream import UpstreamPool
@@ -33,6 +33,7 @@ from gateway.requests.models import Pool
 from gateway.requests.paths import ERROR_SHAPES
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import State
+from gateway.routing.gauges import publish_gauges
 from gateway.routing.router import PoolRouter
 from gateway.tenants.limiter import Limiter
 from gateway.tenants.salts import Salts
@@ -67,11 +68,11 @@ class Gateway:
         grpc_config: GrpcConfig | None = None,
         tenants_config: TenantsConfig | None = None,
         limits_redis: Client | None = None,
-        flight_redis: Client | None = None,
+        peers_redis: Client | None = None,
         *,
         name: str = "",
     ) -> None:
-        """Raises StartupError. `limits_redis`: a client of its own for limits and stored responses, `flight_redis`: one
+        """Raises StartupError. `limits_redis`: a client of its own for limits and stored responses, `peers_redis`: one
         for what gateways tell each other, so that calls that hang take no connection from the index's reader; `redis`
         when left out. `name`: of this process among all gateways, the same after a restart; host and port when left
         out."""
@@ -86,8 +87,8 @@ class Gateway:
             ClientSecurity(grpc_config or GrpcConfig()),
         )
         self.name = name or f"{socket.gethostname()}:{config.port}"
-        self._flight_redis = flight_redis or redis
-        self._exchanges: list[FlightExchange] = []
+        self._peers_redis = peers_redis or redis
+        self._exchanges: list[PeerExchange] = []
         self.pools: dict[str, Pool] = {}
         self.health: list[HealthChecks] = []
         self._indexes: dict[str, PoolIndex] = {}
@@ -119,14 +120,14 @@ class Gateway:
         self._indexes[config.name] = index
         router = PoolRouter(config, index, self._reports, self.metrics, clock=time.monotonic)
         self._exchanges.append(
-            FlightExchange(self._flight_redis, config.name, router.flight, self.metrics, name=self.name)
+            PeerExchange(self._peers_redis, config.name, router.state.peers, self.metrics, name=self.name)
         )
         supply = KeyerSupply(
             config,
             self.metrics,
             redis=redis,
-            workers=lambda: router.worker_facts,
-            use_tokenizer=router.use_tokenizer,
+            workers=lambda: router.census.current().worker_facts,
+            use_tokenizer=router.census.use_tokenizer,
             make=partial(PromptKeyer.from_folder, budget_seconds=self.config.prompt_budget_seconds, media=config.media),
         )
         self._supplies.append(supply)
@@ -134,7 +135,7 @@ class Gateway:
         if config.upstream_tls is not None or config.upstream_key_file is not None:
             security = UpstreamSecurity(config)
             self._securities.append(security)
-        self.health.append(HealthChecks(lambda: router.workers.all, security))
+        self.health.append(HealthChecks(lambda: router.census.workers.all, security))
         upstreams = None if security is None else UpstreamPool(self.config, security)
         return Pool(router, supply.prompts, upstreams, EngineTokens(security))
 
@@ -172,7 +173,7 @@ class Gateway:
     def _take_targets(self, router: PoolRouter, targets: tuple[Target, ...]) -> None:
         static = static_targets(router.config.workers)
         names = {target.uid for target in targets}
-        gone = router.set_targets([*targets, *(target for target in static if target.uid not in names)])
+        gone = router.census.set_targets([*targets, *(target for target in static if target.uid not in names)])
         for worker in gone:
             logger.info("worker %s of pool %s is gone", worker.name, router.config.name)
 
@@ -180,7 +181,7 @@ class Gateway:
         self.metrics.in_flight_requests.clear()
         self.metrics.pending_tokens.clear()
         for pool in self.pools.values():
-            pool.router.publish_gauges()
+            publish_gauges(pool.router)
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Ready while a worker can be asked, ejected ones included, since they are asked when there is no other; at the
@@ -191,18 +192,19 @@ class Gateway:
         pools = {}
         for pool in self.pools.values():
             router = pool.router
-            states = Counter(worker.state(now) for worker in router.workers.all)
+            census, peers = router.census.current(), router.state.peers
+            states = Counter(worker.state(now) for worker in census.workers.all)
             serving = serving or states[State.READY] + states[State.EJECTED] > 0
             pools[pool.name] = {
                 "ready_workers": states[State.READY],
-                "workers": len(router.workers),
-                "approximate_workers": router.approximate_workers,
+                "workers": len(census.workers),
+                "approximate_workers": census.approximate,
                 "index": "connected" if self._indexes[pool.name].connected else "out of reach",
                 "routing": pool.routing,
                 "tokenizer": pool.prompts.describe(),
                 "encoder": "none" if pool.keyer is None else pool.keyer.tokenizer.encoder,
-                "bookings": "of all gateways" if router.flight.shared(now) else "own, and workers' reports",
-                "other_gateways": router.flight.gateways,
+                "bookings": "of all gateways" if peers.shared(now) else "own, and workers' reports",
+                "other_gateways": peers.gateways,
             }
         synced = all(discovery.synced for discovery in self._discoveries)
         settled = not any(supply.settling for supply in self._supplies)
@@ -241,10 +243,10 @@ async def serve(
     # A follower keeps a connection while it waits for the log.
     redis = connect(redis_config, connections=16 + MAX_PARTS * len(config.pools))
     limits_redis = connect(redis_config)
-    flight_redis = connect(redis_config.model_copy(update={"timeout_seconds": CALL_SECONDS}))
+    peers_redis = connect(redis_config.model_copy(update={"timeout_seconds": CALL_SECONDS}))
     name = f"{socket.gethostname()}:{config.port}" + ("" if admin_socket is None else f"/{admin_socket.stem}")
     try:
-        gateway = Gateway(config, redis, grpc_config, tenants_config, limits_redis, flight_redis, name=name)
+        gateway = Gateway(config, redis, grpc_config, tenants_config, limits_redis, peers_redis, name=name)
         try:
             try:
                 if admin_socket is None:
@@ -263,7 +265,7 @@ async def serve(
         finally:
             await gateway.stop()
     finally:
-        await flight_redis.aclose()
+        await peers_redis.aclose()
         await limits_redis.aclose()
         await redis.aclose()
 

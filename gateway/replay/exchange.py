@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from gateway.replay.events import Events
-from gateway.routing.state.peer_sync import TOTALS_SECONDS, Flight
+from gateway.routing.state.peer_sync import TOTALS_SECONDS, PeerSync
 
 DELAY_SECONDS: Final = 0.002
 
@@ -19,15 +19,15 @@ DELAY_SECONDS: Final = 0.002
 class SimulatedExchange:
     """Starts exchanging when it is made; goes on for as long as the simulation."""
 
-    def __init__(self, flights: Sequence[Flight], events: Events) -> None:
-        self._flights = flights
+    def __init__(self, peers: Sequence[PeerSync], events: Events) -> None:
+        self._peers = peers
         self._events = events
-        self._free_at = [0.0] * len(flights)
+        self._free_at = [0.0] * len(peers)
         """When each may send again."""
-        self._planned = [False] * len(flights)
-        for position, flight in enumerate(flights):
-            flight.start(name=f"gateway-{position}", incarnation=1, wake=partial(self._wake, position))
-            flight.connected()
+        self._planned = [False] * len(peers)
+        for position, peer in enumerate(peers):
+            peer.start(name=f"gateway-{position}", incarnation=1, wake=partial(self._wake, position))
+            peer.connected()
             self._tick(position)
 
     def _wake(self, position: int) -> None:
@@ -41,14 +41,14 @@ class SimulatedExchange:
 
     def _send(self, position: int) -> None:
         self._planned[position] = False
-        flight, now = self._flights[position], self._events.now
-        packed = flight.outgoing(now)
+        peer, now = self._peers[position], self._events.now
+        packed = peer.outgoing(now)
         if packed is None:
             return
-        self._free_at[position] = now + flight.pause
+        self._free_at[position] = now + peer.pause
         self._events.at(now + DELAY_SECONDS, self._receive, packed)
-        flight.published(len(self._flights))
+        peer.published(len(self._peers))
 
     def _receive(self, packed: bytes) -> None:
-        for flight in self._flights:
-            flight.receive(packed, self._events.now)
+        for peer in self._peers:
+            peer.receive(packed, self._events.now)

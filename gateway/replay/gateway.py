@@ -83,9 +83,9 @@ class SimulatedGateway:
     ) -> None:
         metrics = GatewayMetrics(CollectorRegistry())
         self.router = PoolRouter(config, index, reports, metrics, clock=lambda: events.now, random=random)
-        self.router.use_tokenizer(_TOKENIZER)
-        self.router.set_targets([Target(name, name, 1, worker_id=name, name=name) for name in workers])
-        for worker in self.router.workers.all:
+        self.router.census.use_tokenizer(_TOKENIZER)
+        self.router.census.set_targets([Target(name, name, 1, worker_id=name, name=name) for name in workers])
+        for worker in self.router.census.workers.all:
             worker.checked(-SLOW_START_SECONDS, healthy=True)
 
     def assign(self, request: TraceRequest) -> PoolAssignment:

@@ -64,7 +64,7 @@ class Simulation:
             for _ in range(settings.gateways)
         ]
         if settings.shared:
-            SimulatedExchange([gateway.router.flight for gateway in self.gateways], self.events)
+            SimulatedExchange([gateway.router.state.peers for gateway in self.gateways], self.events)
 
     def run(self, progress: Callable[[int, int], None] = lambda done, total: None) -> Figures:
         """Run to the end of an open trace's last reply, or until a closed one has no new session to begin.

@@ -136,7 +136,7 @@ class Decisions:
     def _write(
         log: LogWriter[LoggedDecision], request: InferenceRequest, decided: Decided, result: RelayResult
     ) -> None:
-        space, prompt, session = request.pool.router.key_space(), request.keyed, request.hints.session
+        space, prompt, session = request.census.space, request.keyed, request.hints.session
         if space is None or not decided.prompt_tokens:
             return  # nothing to learn from a prompt of which not even the length is known
         keys = prompt.keys if isinstance(prompt, Prompt) else []

@@ -22,7 +22,7 @@ INLINE_BYTES: Final = 65_536
 
 async def edit_body(request: InferenceRequest, access: Access) -> None:
     """Put the engine's model name, the tenant's salt, the priority and the wish for usage into the body."""
-    route, fields, router = request.route, request.fields, request.pool.router
+    route, fields = request.route, request.fields
     given = None if fields is None else fields.get("cache_salt")
     salt = access.salts.salt(request.tenant, given if isinstance(given, str) else None) if route.salted else None
     request.salt = salt
@@ -33,12 +33,12 @@ async def edit_body(request: InferenceRequest, access: Access) -> None:
         ask_usage=request.drops_usage,
         priority=request.hints.priority if route.prioritised else None,
     )
-    rules = engines.rules(router.engine())
+    rules = engines.rules(request.census.engine)
     if len(request.body) <= INLINE_BYTES:
         request.body = _edited(request, edits, rules)
     else:
         request.body = await asyncio.to_thread(_edited, request, edits, rules)
-    if route.salted and request.http.path in engines.unsalted_paths(router.engines):
+    if route.salted and request.http.path in engines.unsalted_paths(request.census.engines):
         request.salt = ""  # what the engine ignores must not be in the keys either
 
 

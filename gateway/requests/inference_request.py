@@ -32,6 +32,7 @@ class InferenceRequest:
     __slots__ = (
         "admission",
         "body",
+        "census",
         "check",
         "drops_usage",
         "fields",
@@ -64,6 +65,8 @@ class InferenceRequest:
         self.tenant = tenant
         self.served = served
         self.pool: Pool = served.pool
+        self.census = served.pool.router.census.current()
+        """What the pool's workers say, asked once a request."""
         self.fields = fields
         """The body, parsed; None where it is a form or has none."""
         self.form: FormModel | None = None

@@ -61,7 +61,7 @@ class PromptKeys:
         keyer, check = pool.keyer, pool.prompts.check
         if keyer is None:
             return _NO_TOKENIZER
-        space = pool.router.key_space()
+        space = request.census.space
         if space is None:
             return _NO_KEY_SPACE
         deadline = keyer.deadline()
@@ -88,7 +88,7 @@ class PromptKeys:
         """The engine's token ids; None where it does not tell."""
         pool, path, fields = request.pool, request.http.path, request.fields or {}
         now = pool.router.clock()
-        workers = [worker for worker in pool.router.workers.all if worker.healthy]
+        workers = [worker for worker in pool.router.census.workers.all if worker.healthy]
         if check.source(now) is not Source.ENGINE or not workers:
             return None
         try:

@@ -40,8 +40,9 @@ class Pool:
         """How prompts are routed now, and if only by load, why."""
         if self.keyer is None:
             return f"by load: no tokenizer: {self.prompts.trouble}"
-        if self.router.key_space() is None:
-            known = bool(self.router.index.mirror.workers)
+        census = self.router.census.current()
+        if census.space is None:
+            known = bool(self.router.state.index.mirror.workers)
             why = "no worker in the index keys with this tokenizer" if known else "no worker is known yet"
             return f"by load: {why}"
         match self.prompts.check.source(self.router.clock()):
@@ -49,7 +50,7 @@ class Pool:
                 return "by cache and load: the engine is asked for token ids, since replies counted others"
             case Source.NONE:
                 return "by load: replies count other prompt tokens than this gateway, and the engine tells none"
-        approximate, workers = self.router.approximate_workers, len(self.router.workers)
+        approximate, workers = census.approximate, len(census.workers)
         if approximate:
             return f"by cache and load; of {approximate} of {workers} workers, by what was routed to them alone"
         return "by cache and load"
@@ -94,7 +95,7 @@ class ModelTable:
         if (served := self._bases.get(public) or self._aliases.get(public)) is not None:
             return served
         for pool in self._pools.values():
-            if public in pool.router.adapters:
+            if public in pool.router.census.current().adapters:
                 return Served(pool, public, public, alias=False)
         return None
 
@@ -102,5 +103,5 @@ class ModelTable:
         """All of them, sorted."""
         names = {*self._pools, *self._aliases}
         for pool in self._pools.values():
-            names |= pool.router.adapters
+            names |= pool.router.census.current().adapters
         return sorted(names)

@@ -32,7 +32,7 @@ def pinned(request: Request, router: PoolRouter, tenant: Tenant) -> frozenset[st
     RequestError."""
     if _HEADERS.isdisjoint(request.first_values):
         return None  # most requests
-    workers = router.known_workers
+    workers = router.census.current().workers.all
     allowed = router.config.pinning
     if not (tenant.anonymous if allowed is None else allowed):
         message = (

@@ -78,7 +78,7 @@ class Resolver:
             if (
                 route.salted
                 and self._access.needs_salt(tenant)
-                and request.http.path in engines.unsalted_paths(pool.router.engines)
+                and request.http.path in engines.unsalted_paths(request.census.engines)
             ):
                 raise unsalted_refusal(request.http.path)
             request.pinned = pinned(request.http, pool.router, tenant)
@@ -129,7 +129,7 @@ def _is_out_of_reach(request: InferenceRequest) -> bool:
     owner, tenant, pool = request.owner, request.tenant, request.pool
     if owner is None:
         return not tenant.anonymous
-    gone = owner.pool != pool.name or pool.router.workers.get(owner.worker) is None
+    gone = owner.pool != pool.name or request.census.workers.get(owner.worker) is None
     return gone or owner.tenant != tenant.name
 
 

@@ -11,9 +11,9 @@ from gateway.routing.census.workers import Worker, WorkerTable
 from gateway.routing.state.sessions import NO_SESSION
 
 
-@dataclass(slots=True)  # not frozen: see gateway.routing.facts
-class Wish:
-    """What a request asks of its worker, beside the prompt's blocks."""
+@dataclass(slots=True)  # not frozen: see gateway.routing.policies.facts
+class Constraints:
+    """Which workers a request may go to or should, beside what the prompt's blocks say."""
 
     adapter: str = ""
     """Workers that serve it, as far as they say; "" for the base model."""
@@ -22,35 +22,36 @@ class Wish:
     within: AbstractSet[str] | None = None
     """None but these, by uid."""
     session: int = NO_SESSION
-    """Rather where it was last, see `gateway.routing.state.sessions`."""
+    """Preferably the worker of the session's last request, see `gateway.routing.state.sessions`."""
 
 
-NO_WISH: Final = Wish()
+NO_CONSTRAINTS: Final = Constraints()
 
 
 def candidates(
     table: WorkerTable,
     late: AbstractSet[str],
     exclude: AbstractSet[str],
-    wish: Wish,
+    constraints: Constraints,
     now: float,
     random: Random,
     filtered: dict[str, str] | None = None,
 ) -> list[Worker]:
-    """The workers to choose from. `late`: ids in the index whose word does not count. `exclude`: uids that were tried.
+    """The workers to choose from. `late`: ids in the index whose entries do not count now. `exclude`: uids that were
+    tried.
 
     Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does either:
     the answer of a doubtful worker is better than none. One that starts slowly takes part in some draws of `random`.
-    Takes into `filtered` why each other worker, by uid, is no candidate.
+    `filtered` takes why each other worker, by uid, is no candidate.
     """
     workers = table.all
-    if wish.only is not None or wish.within is not None:
-        named = [worker for worker in workers if _is_named(worker.uid, wish)]
+    if constraints.only is not None or constraints.within is not None:
+        named = [worker for worker in workers if _is_named(worker.uid, constraints)]
         workers = _kept(workers, named, "pinned to another", filtered)
-        if wish.only is not None:
+        if constraints.only is not None:
             return _kept(workers, [each for each in workers if each.uid not in exclude], "excluded", filtered)
-    elif wish.adapter:
-        workers = _kept(workers, _serving(workers, wish.adapter, exclude), "adapter not loaded", filtered)
+    elif constraints.adapter:
+        workers = _kept(workers, _serving(workers, constraints.adapter, exclude), "adapter not loaded", filtered)
     if table.ranked:
         workers = _kept(workers, _reachable_ranks(table, workers, late, exclude), "rank not reachable", filtered)
     best = [worker for worker in workers if worker.healthy and worker.ejected_until <= now]
@@ -68,8 +69,10 @@ def candidates(
     return _kept(untried, drawn, "slow start", filtered)
 
 
-def _is_named(uid: str, wish: Wish) -> bool:
-    return (wish.only is None or uid == wish.only) and (wish.within is None or uid in wish.within)
+def _is_named(uid: str, constraints: Constraints) -> bool:
+    return (constraints.only is None or uid == constraints.only) and (
+        constraints.within is None or uid in constraints.within
+    )
 
 
 def _serving(workers: list[Worker], adapter: str, exclude: AbstractSet[str]) -> list[Worker]:

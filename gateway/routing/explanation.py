@@ -9,12 +9,12 @@ from random import Random
 from typing import Literal
 
 from gateway.prompts.keyer import KeySpace, Prompt
-from gateway.routing.candidates import NO_WISH, Wish
+from gateway.routing.candidates import NO_CONSTRAINTS, Constraints
 from gateway.routing.census.workers import Worker
 from gateway.routing.policies.facts import CandidateFacts, Terms, Unit
-from gateway.routing.router import Considered, PoolRouter
+from gateway.routing.router import NOBODY, Choice, PoolRouter, Trace
+from gateway.routing.state.pool_state import NO_DEPTHS
 from gateway.routing.state.rates import first_byte_seconds
-from gateway.routing.state.snapshot import NO_DEPTHS, is_approximate
 from indexer.reader.mirror import Match
 
 NO_CANDIDATE = "not considered"
@@ -61,7 +61,7 @@ class TermsView:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker. `index`: `late` is one whose word does not count, `none` one that the index does not know. Without
+    """One worker. `index`: `late` where its entries do not count now, `none` where the index does not know it. Without
     `terms` it is no candidate, and `removed_by` says which filter took it out. `estimate_seconds`: from the pick to the
     first byte, where its prefill rate is learned."""
 
@@ -102,40 +102,43 @@ class RoutingView:
     workers: tuple[WorkerView, ...]
 
 
-def explain_routing(router: PoolRouter, prompt: Prompt | None, wish: Wish = NO_WISH) -> RoutingView:
+def explain_routing(
+    router: PoolRouter, prompt: Prompt | None, constraints: Constraints = NO_CONSTRAINTS
+) -> RoutingView:
     """The decision that `PoolRouter.choose` would make now for a request's first attempt."""
-    filtered: dict[str, str] = {}
-    # Drawn from a source of its own: the router's is state.
-    seen = router.consider(prompt, frozenset(), wish, router.sequence + 1, Random(), filtered)
+    trace = Trace()
+    # With a random source of its own: to draw from the router's would change later picks.
+    choice = router.decide(prompt, NOBODY, constraints, router.sequence + 1, Random(), trace)
     view = _View(router, prompt)
-    workers = [] if seen is None else _candidates(view, seen)
-    known = set() if seen is None else {worker.uid for worker in seen.candidates}
-    others = [worker for worker in router.workers.all if worker.uid not in known]
-    facts, matches = router.sight.facts(others, prompt, view.space, router.clock())
+    workers = [] if choice is None else _candidates(view, choice, trace)
+    known = {worker.uid for worker in trace.candidates}
+    others = [worker for worker in router.census.workers.all if worker.uid not in known]
+    facts, matches = router.state.facts(others, prompt, view.space, router.clock())
     removed = [
-        view.worker(worker, fact, match, removed_by=filtered.get(worker.uid, NO_CANDIDATE))
+        view.worker(worker, fact, match, removed_by=trace.filtered.get(worker.uid, NO_CANDIDATE))
         for worker, fact, match in zip(others, facts, matches, strict=True)
     ]
     removed.sort(key=lambda each: each.worker)
     return RoutingView(
         policy=router.config.policy,
-        unit=None if seen is None else seen.decision.unit,
+        unit=None if choice is None else choice.decision.unit,
         weights=router.config.weights.model_dump(),
-        bookings="all gateways" if router.flight.shared(router.clock()) else "own",
+        bookings="all gateways" if router.state.peers.shared(router.clock()) else "own",
         candidates=len(workers),
-        winner=None if seen is None else _winner(seen),
+        winner=None if choice is None else _winner(choice),
         workers=(*workers, *removed),
     )
 
 
-def _candidates(view: _View, seen: Considered) -> list[WorkerView]:
-    rows = zip(seen.candidates, seen.facts, seen.matches, seen.decision.terms, strict=True)
-    ordered = sorted(enumerate(rows), key=lambda row: (row[1][3].cost, row[0] != seen.decision.winner, row[1][0].name))
+def _candidates(view: _View, choice: Choice, trace: Trace) -> list[WorkerView]:
+    decision = choice.decision
+    rows = zip(trace.candidates, trace.facts, trace.matches, decision.terms, strict=True)
+    ordered = sorted(enumerate(rows), key=lambda row: (row[1][3].cost, row[0] != decision.winner, row[1][0].name))
     return [view.worker(worker, fact, match, terms) for _, (worker, fact, match, terms) in ordered]
 
 
-def _winner(seen: Considered) -> WinnerView:
-    terms, winner = seen.decision.terms, seen.decision.winner
+def _winner(choice: Choice) -> WinnerView:
+    terms, winner = choice.decision.terms, choice.decision.winner
     won = terms[winner]
     others = [term for position, term in enumerate(terms) if position != winner]
     best = min(others, key=lambda term: term.cost, default=None)
@@ -152,12 +155,12 @@ class _View:
     """What all workers' views need."""
 
     def __init__(self, router: PoolRouter, prompt: Prompt | None) -> None:
-        self.space: KeySpace | None = router.key_space()
+        self.space: KeySpace | None = router.census.current().space
         self._router = router
         self._prompt = prompt
         keys = prompt.keys if prompt is not None and self.space is not None else ()
-        self._predicted = router.sight.predicted(keys) if keys else NO_DEPTHS
-        self._late = router.index.late
+        self._predicted = router.state.predicted(keys) if keys else NO_DEPTHS
+        self._late = router.state.index.late
         self._now = router.clock()
 
     def worker(
@@ -183,7 +186,7 @@ class _View:
 
     def _match(self, worker: Worker, facts: CandidateFacts, match: Match) -> MatchView:
         size = 0 if self.space is None else self.space.index_block_tokens
-        routed = is_approximate(worker)
+        routed = worker.approximate
         return MatchView(
             matched_tokens=facts.matched_tokens,
             device_tokens=0 if routed else match.device_blocks * size,
@@ -194,7 +197,7 @@ class _View:
 
     def _seconds(self, worker: Worker, terms: Terms) -> float | None:
         tokens = 0 if self._prompt is None else self._prompt.tokens
-        seconds = first_byte_seconds(self._router.rates.rate(worker.uid), terms, tokens)
+        seconds = first_byte_seconds(self._router.state.rates.rate(worker.uid), terms, tokens)
         return None if seconds is None else _round(seconds)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 from gateway.http.outcome import Outcome
 from gateway.prompts.keyer import Prompt
-from gateway.routing.candidates import Wish
+from gateway.routing.candidates import NO_CONSTRAINTS, Constraints
 from gateway.routing.decision_header import decision_header
 from gateway.routing.router import Choice, PoolRouter
 from gateway.routing.state.rates import first_byte_seconds
@@ -17,12 +17,11 @@ class RoutedRequest:
     """One request on its way through a pool: hands out assignments, one an attempt. Implements `Assigner`."""
 
     __slots__ = (
-        "_attempts",
+        "_constraints",
         "_explained",
         "_headers",
         "_prompt",
         "_router",
-        "_wish",
         "assignment",
         "decided_at",
         "last",
@@ -40,43 +39,41 @@ class RoutedRequest:
         headers: tuple[tuple[bytes, bytes], ...] = (),
         explained: bool = False,
     ) -> None:
-        """`adapter`, `only`, `within` and `session` as in `Wish`; `headers` are added to the reply, with `explained`
-        the decision."""
+        """`adapter`, `only`, `within` and `session` as in `Constraints`; `headers` are added to the reply, with
+        `explained` the decision."""
         self.last: Choice | None = None
         """The latest pick; its terms say what was expected of the worker."""
         self.assignment: PoolAssignment | None = None
-        """What came of it."""
+        """The latest pick's booking."""
         self.decided_at: float | None = None
         """When the first pick was made, by the router's clock."""
         self._router = router
         self._prompt = prompt
-        self._wish = Wish(adapter, only, within, session)
+        free = not adapter and only is None and within is None and session == NO_SESSION
+        self._constraints = NO_CONSTRAINTS if free else Constraints(adapter, only, within, session)
         self._headers = headers
         self._explained = explained
-        self._attempts = 0
         router.next_request()
 
     def assign(self, exclude: AbstractSet[str]) -> PoolAssignment | None:
-        router = self._router
-        choice = router.choose(self._prompt, exclude, self._wish)
+        router, constraints = self._router, self._constraints
+        choice = router.choose(self._prompt, exclude, constraints)
         if choice is None:
             return None
-        if self._attempts:
-            if not router.retry_budget.take(router.clock()):
+        if self.last is not None:
+            if not router.state.retry_budget.take(choice.chosen_at):
                 router.metrics.refused_retries.labels(router.config.name).inc()
                 return None
             router.metrics.retries.labels(router.config.name).inc()
         self.last = choice
         if self.decided_at is None:
-            self.decided_at = router.clock()
-        self._attempts += 1
-        if self._wish.session:
-            router.stayed(self._wish.session, choice)
+            self.decided_at = choice.chosen_at
+        if constraints.session:
+            router.session_routed(constraints.session, choice)
         headers = self._headers
         if self._explained:
             headers = (*headers, decision_header(choice, router.config.policy))
-        assignment = PoolAssignment(router, choice, self._prompt, headers)
-        self.assignment = assignment
+        assignment = self.assignment = PoolAssignment(router, choice, self._prompt, headers)
         return assignment
 
 
@@ -85,8 +82,8 @@ class PoolAssignment:
 
     __slots__ = (
         "_answered",
-        "_booked_at",
         "_booking",
+        "_choice",
         "_first_byte_seconds",
         "_headers",
         "_prediction",
@@ -94,8 +91,6 @@ class PoolAssignment:
         "_rate",
         "_router",
         "_streamed",
-        "_terms",
-        "_worker",
         "host",
         "matched_tokens",
         "port",
@@ -115,25 +110,23 @@ class PoolAssignment:
         self.port = target.port
         self.matched_tokens = choice.terms.matched_tokens
         self._router = router
-        self._headers = headers
-        self._worker = choice.worker
-        self._terms = choice.terms
+        self._choice = choice
         self._prompt = prompt
-        self._streamed = False
-        self._rate = router.rates.rate(self.worker_id)
-        self._booked_at = router.clock()
-        self._first_byte_seconds = 0.0
+        self._headers = headers
+        self._rate = router.state.rates.rate(self.worker_id)
         self._booking, self._prediction = router.book(choice, prompt)
         self._answered = False
+        self._streamed = False
+        self._first_byte_seconds = 0.0
 
     @property
     def request_headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        return self._worker.rank_headers
+        return self._choice.worker.rank_headers
 
     @property
     def reply_headers(self) -> tuple[tuple[bytes, bytes], ...]:
         return (
-            self._worker.header,
+            self._choice.worker.header,
             (b"x-warmroute-matched-tokens", b"%d" % self.matched_tokens),
             *self._headers,
         )
@@ -141,12 +134,12 @@ class PoolAssignment:
     @property
     def booked_at(self) -> float:
         """When the pick was made, by the router's clock."""
-        return self._booked_at
+        return self._choice.chosen_at
 
     @property
     def estimated_seconds(self) -> float | None:
         """From the pick to the first byte, as was to be expected then; None where the worker's rate was not learned."""
-        return first_byte_seconds(self._rate, self._terms, 0 if self._prompt is None else self._prompt.tokens)
+        return first_byte_seconds(self._rate, self._choice.terms, 0 if self._prompt is None else self._prompt.tokens)
 
     @property
     def first_byte_seconds(self) -> float | None:
@@ -156,28 +149,28 @@ class PoolAssignment:
     def first_byte(self, *, streamed: bool = True) -> None:
         self._answered, self._streamed = True, streamed
         self._booking.first_byte()
-        router = self._router
-        now = router.clock()
-        self._first_byte_seconds = now - self._booked_at
+        state, now = self._router.state, self._router.clock()
+        self._first_byte_seconds = now - self._choice.chosen_at
         if self._prediction is not None:
-            router.predictions.first_byte(self._prediction, now)
+            state.predictions.first_byte(self._prediction, now)
         if self._prompt is not None:
-            router.computed(self._worker, self._prompt)
+            state.computed(self._choice.worker, self._prompt)
 
     def close(self, outcome: Outcome) -> None:
         self._booking.close()
+        router, worker = self._router, self._choice.worker
+        state, workers = router.state, router.census.workers
         if self._prediction is not None and not (self._answered and outcome is Outcome.COMPLETED):
-            self._router.predictions.withdraw(self._prediction)
-        router, worker = self._router, self._worker
+            state.predictions.withdraw(self._prediction)
         if self._streamed and outcome is Outcome.COMPLETED and self._prompt is not None:
-            terms = self._terms
-            router.rates.observe(
+            terms = self._choice.terms
+            state.rates.observe(
                 self.worker_id,
                 self._first_byte_seconds,
                 pending=terms.pending_tokens,
                 uncached=terms.uncached_tokens,
                 cached=self._prompt.tokens - terms.uncached_tokens,
             )
-        router.workers.ended(worker, outcome, router.clock())
-        if router.workers.get(self.worker_id) is worker:  # else it is gone, and its series with it
+        workers.ended(worker, outcome, router.clock())
+        if workers.get(self.worker_id) is worker:  # else it left, and its series were removed
             router.metrics.worker_requests.labels(router.config.name, worker.name, outcome).inc()

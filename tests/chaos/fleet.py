@@ -184,9 +184,9 @@ async def fleet(redis_url: str, folder: Path, draw: random.Random, engines: int 
         env={name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")},
     )
     try:
-        async with redis_client(redis_url) as redis, redis_client(redis_url) as flight_redis:
+        async with redis_client(redis_url) as redis, redis_client(redis_url) as peers_redis:
             settings = GatewayConfig.model_validate({**section, "port": 0})
-            survivor = Gateway(settings, redis, flight_redis=flight_redis, name="survivor")
+            survivor = Gateway(settings, redis, peers_redis=peers_redis, name="survivor")
             try:
                 async with running(*survivor.tasks()):
                     await survivor.server.start()

@@ -38,26 +38,26 @@ async def trouble(made: Fleet, seconds: float) -> None:
 
 async def watch(router: PoolRouter, most: dict[str, int]) -> None:
     """Note the most that was booked, and that nothing ever is below zero."""
-    reservations = router.reservations
+    reservations = router.state.reservations
     while True:
         for sums in (reservations._own, reservations._everywhere):
             assert all(each.requests >= 0 and each.pending_tokens >= 0 for each in sums.values())
         own = sum(each.requests for each in reservations._own.values())
         everywhere = sum(each.requests for each in reservations._everywhere.values())
         most["own"], most["others"] = max(most["own"], own), max(most["others"], everywhere - own)
-        most["predicted"] = max(most["predicted"], router.predictions.keys)
-        most["told"] = max(most["told"], router.flight.predicted.keys)
+        most["predicted"] = max(most["predicted"], router.state.predictions.keys)
+        most["told"] = max(most["told"], router.state.peers.predicted.keys)
         await asyncio.sleep(0.005)
 
 
 def is_idle(router: PoolRouter) -> bool:
-    reservations, flight = router.reservations, router.flight
+    reservations, peers = router.state.reservations, router.state.peers
     return (
         reservations._own == reservations._everywhere == reservations._recent == {}
-        and router.predictions.keys == flight.predicted.keys == 0
-        and router.predictions._holders == router.predictions._order == {}
-        and flight._told == flight._to_tell == {}
-        and flight.gateways == 0
+        and router.state.predictions.keys == peers.predicted.keys == 0
+        and router.state.predictions._holders == router.state.predictions._order == {}
+        and peers._reported == peers._to_report == {}
+        and peers.gateways == 0
     )
 
 

@@ -62,11 +62,13 @@ async def indexed(gateway: Gateway, conversation: Conversation, tokens: int) -> 
     from gateway.prompts.body import BodyKind, parse_body
 
     body = orjson.dumps({"model": MODEL, "messages": conversation.messages, "cache_salt": conversation.salt})
-    space = pool.router.key_space()
+    space = pool.router.census.current().space
     if pool.keyer is None or space is None:  # no worker of the pool has said Hello yet
         return False
     prompt = await pool.keyer.key(parse_body(body, BodyKind.CHAT), space)
-    return any(match.blocks * INDEX_BLOCK >= tokens for match in pool.router.index.mirror.match(prompt.keys).values())
+    return any(
+        match.blocks * INDEX_BLOCK >= tokens for match in pool.router.state.index.mirror.match(prompt.keys).values()
+    )
 
 
 def test_turns_go_to_the_warm_worker_and_predictions_hold(stack: Stack) -> None:
@@ -123,13 +125,13 @@ def test_after_a_reset_of_the_workers_cache_nothing_matches(stack: Stack) -> Non
             for ports in stack.plan.workers:
                 async with session.post(f"http://127.0.0.1:{ports.main}/reset_prefix_cache") as response:
                     assert response.status == 200
-            mirror = gateway.pools[MODEL].router.index
+            mirror = gateway.pools[MODEL].router.state.index
             await eventually(lambda: mirror.mirror.tier_size("device") == 0)
             router = gateway.pools[MODEL].router
 
             def expired() -> bool:
-                router.predictions.expire(router.clock())
-                return router.predictions.keys == 0
+                router.state.predictions.expire(router.clock())
+                return router.state.predictions.keys == 0
 
             await eventually(expired)
             second = await talk.say(session, "Over whom?")

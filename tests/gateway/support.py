@@ -42,7 +42,7 @@ class Gate:
         return self.pool.metric(f"warmroute_gateway_{name}", **labels) or 0.0
 
     def idle(self) -> bool:
-        return self.pool.router.reservations.workers == frozenset()
+        return self.pool.router.state.reservations.workers == frozenset()
 
 
 @asynccontextmanager

@@ -83,16 +83,26 @@ def test_it_is_chosen_used_and_shown(redis_url: str) -> None:
                     facts = {"pool": "p", "model": "m", "address": address, "pool_fingerprint": fingerprint}
                     facts["files"] = [pb.ModelFile(name="tokenizer.json", digest=digest, size=1)]
                     async with said_hello(index.address, **facts, epoch=1, publishes_events=False):
-                        await eventually(lambda: router.worker_facts and not router.worker_facts[0].publishes_events)
+                        await eventually(
+                            lambda: (
+                                router.census.current().worker_facts
+                                and not router.census.current().worker_facts[0].publishes_events
+                            )
+                        )
                         assert shown() == (1, 1)
                         assert "of 1 of 1 workers" in gateway.pools["m"].routing
                         assert await matched(gateway.server.port) == 0
                         assert await matched(gateway.server.port) == 624
                     # It comes back with events: now its own word counts, and it has said nothing of the prompt.
                     async with said_hello(index.address, **facts, epoch=2):
-                        await eventually(lambda: router.worker_facts and router.worker_facts[0].publishes_events)
+                        await eventually(
+                            lambda: (
+                                router.census.current().worker_facts
+                                and router.census.current().worker_facts[0].publishes_events
+                            )
+                        )
                         assert shown() == (0, 0)
-                        await eventually(lambda: forgotten(router.predictions, router.clock()))
+                        await eventually(lambda: forgotten(router.state.predictions, router.clock()))
                         assert await matched(gateway.server.port) == 0
             finally:
                 await gateway.stop()

@@ -62,6 +62,9 @@ class Worker:
     ejected_until: float = 0.0
     index_id: str | None = None
     facts: WorkerFacts | None = None
+    approximate: bool = True
+    """Whether what it holds is known only from what was routed to it: it publishes no events, or never sent Hello. One
+    whose agent fell silent is late instead: it still holds what it held."""
     uid: str = field(init=False)
     """The target's."""
     name: str = field(init=False)
@@ -227,4 +230,5 @@ class WorkerTable:
             target = worker.target
             worker.index_id = target.worker_id if target.worker_id in self._index else by_address.get(target.address)
             facts = worker.facts = self._index.get(worker.index_id) if worker.index_id is not None else None
+            worker.approximate = facts is None or not facts.publishes_events
             worker.capacity_tokens = facts.capacity.get("device", 0) * facts.index_block_tokens if facts else 0

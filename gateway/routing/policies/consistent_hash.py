@@ -21,6 +21,7 @@ import xxhash
 
 from gateway.routing.policies import least_requests
 from gateway.routing.policies.facts import CandidateFacts, Decision, RequestFacts, least, plain_terms
+from gateway.routing.policies.policy import Policy
 from warmroute.config.pool import Weights
 
 BOUND: Final = 1.25
@@ -38,3 +39,6 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
     for place, position in enumerate(sorted(range(count), key=scores.__getitem__, reverse=True)):
         costs[position] = float(place if candidates[position].in_flight + 1 <= limit else place + count)
     return least(plain_terms(request, candidates, costs), random, "rank")
+
+
+POLICY: Final = Policy("consistent_hash", choose, facts=frozenset({"affinity", "in_flight"}))

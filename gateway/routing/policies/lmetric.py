@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Final
 
 from gateway.routing.policies.facts import CandidateFacts, Decision, RequestFacts, least, plain_terms
+from gateway.routing.policies.policy import Policy
 from warmroute.config.pool import Weights
 
 
@@ -20,3 +22,10 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
     for term in terms:
         term.cost = (term.pending_tokens + term.uncached_tokens) * (term.in_flight + 1)
     return least(terms, random)
+
+
+POLICY: Final = Policy(
+    "lmetric",
+    choose,
+    facts=frozenset({"prompt_tokens", "matched_tokens", "reserved_tokens", "reported_waiting_tokens", "in_flight"}),
+)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Final
 
 from gateway.routing.policies.facts import CandidateFacts, Decision, RequestFacts, least, plain_terms
+from gateway.routing.policies.policy import Policy
 from warmroute.config.pool import Weights
 
 
@@ -23,3 +25,6 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
         for position, candidate in enumerate(candidates)
     ]
     return least(plain_terms(request, candidates, costs), random, "requests")
+
+
+POLICY: Final = Policy("power_of_two", choose, facts=frozenset({"in_flight"}))

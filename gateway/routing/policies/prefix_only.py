@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Final
 
 from gateway.routing.policies.facts import CandidateFacts, Decision, RequestFacts, least, plain_terms
+from gateway.routing.policies.policy import Policy
 from warmroute.config.pool import Weights
 
 
@@ -20,3 +22,6 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
     for term in terms:
         term.cost = term.uncached_tokens
     return least(terms, random)
+
+
+POLICY: Final = Policy("prefix_only", choose, facts=frozenset({"prompt_tokens", "matched_tokens"}))

@@ -1,4 +1,4 @@
-"""The policies that a pool's configuration can name."""
+"""The policies that a pool's configuration can name; `PolicyName` and the chart's schema have the same."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from gateway.routing.policies import (
     round_robin,
     warm,
 )
-from gateway.routing.policies.facts import Policy
+from gateway.routing.policies.policy import Policy
 from warmroute.config.setting_types import PolicyName
 
 POLICIES: Final[Mapping[PolicyName, Policy]] = {
-    "warm": warm.choose,
-    "round_robin": round_robin.choose,
-    "least_requests": least_requests.choose,
-    "power_of_two": power_of_two.choose,
-    "consistent_hash": consistent_hash.choose,
-    "prefix_only": prefix_only.choose,
-    "lmetric": lmetric.choose,
+    policy.name: policy
+    for policy in (
+        warm.POLICY,
+        round_robin.POLICY,
+        least_requests.POLICY,
+        power_of_two.POLICY,
+        consistent_hash.POLICY,
+        prefix_only.POLICY,
+        lmetric.POLICY,
+    )
 }

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Final
 
 from gateway.routing.policies.facts import CandidateFacts, Decision, RequestFacts, plain_terms
+from gateway.routing.policies.policy import Policy
 from warmroute.config.pool import Weights
 
 
@@ -20,3 +22,6 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
     for place, position in enumerate(order):
         costs[position] = float((place - request.sequence) % count)
     return Decision(order[request.sequence % count], tuple(plain_terms(request, candidates, costs)), "rank")
+
+
+POLICY: Final = Policy("round_robin", choose, facts=frozenset({"sequence"}))

@@ -22,10 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Final
 
 from gateway.routing.policies import warm_seconds
 from gateway.routing.policies.facts import CandidateFacts, Decision, RequestFacts, Terms, least, unknown_waiting
 from gateway.routing.policies.memory import memory_overruns
+from gateway.routing.policies.policy import Policy
 from warmroute.config.pool import Weights
 
 
@@ -63,3 +65,24 @@ def _cost_by_load(terms: Sequence[Terms]) -> None:
         term.uncached_tokens = term.work_tokens = 0.0
         term.decode = term.memory = 0.0
         term.cost = term.pending_tokens + mean * term.in_flight
+
+
+POLICY: Final = Policy(
+    "warm",
+    choose,
+    facts=frozenset(
+        {
+            "prompt_tokens",
+            "matched_tokens",
+            "host_tokens",
+            "reserved_tokens",
+            "reported_waiting_tokens",
+            "in_flight",
+            "kv_use",
+            "kv_capacity_tokens",
+            "rate",
+        }
+    ),
+    weights=frozenset({"g", "w", "host_price", "decode_tokens", "memory_tokens", "context"}),
+    keeps_sessions=True,
+)

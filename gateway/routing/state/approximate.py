@@ -1,7 +1,7 @@
 """Approximate mode: what workers that publish no events are taken to hold, from what was routed to them.
 
-A worker that never says what it holds is taken to keep the prompts it computed, the latest first, up to its capacity:
-its own least-recently-used list, with the tail of a prompt leaving before its head, as engines evict. It errs where the
+A worker that does not report what it holds is taken to keep the latest prompts it computed, up to its capacity: its own
+least-recently-used list, with the tail of a prompt leaving before its head, as engines evict. It errs where the
 engine evicts otherwise or other gateways route to the worker; an error costs one miss, never a wrong answer.
 
 Chosen for each worker by itself: for those whose Hello says that they publish no events, and those that never said

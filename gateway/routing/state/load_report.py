@@ -11,7 +11,7 @@ FRESH_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One worker's load, when it was measured, in seconds of `time.monotonic`, and which replica told."""
+    """One worker's load, when it was measured, in seconds of `time.monotonic`, and which indexer replica sent it."""
 
     waiting_tokens: int
     running_requests: int

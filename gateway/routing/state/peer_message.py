@@ -1,16 +1,16 @@
-"""What gateways tell each other of their requests in flight, as bytes.
+"""The messages by which gateways know each other's requests in flight, as bytes.
 
-msgpack of [version, sender, incarnation, number, kind, totals, predicted, withdrawn, standing]; lists are flat:
+msgpack of [version, sender, incarnation, number, kind, totals, predicted, withdrawn, live]; lists are flat:
 
 | field | |
 |---|---|
 | sender, incarnation | which gateway, and which life of it: a larger number is a later life |
 | number | counts the sender's messages; one that is not larger than the last is dropped |
-| kind | 0 changes, 1 totals of all workers, 2 the same and "tell me yours", 3 the sender ends |
-| totals | worker, requests in flight, pending prefill tokens, worker, ...: sums, which replace what was told before |
-| predicted | number, worker, packed keys, ...: blocks that a routed prompt will leave there (gateway.routing.sparse) |
-| withdrawn | numbers of predictions that no longer stand |
-| standing | kinds 1 and 2: numbers of all that stand, so that a lost message leaves none behind |
+| kind | 0 changes, 1 totals of all workers, 2 the same, and all others are to send theirs, 3 the sender stops |
+| totals | worker, requests in flight, pending prefill tokens, worker, ...: sums, which replace earlier ones |
+| predicted | number, worker, packed keys, ...: blocks that a routed prompt will leave there (`state.sparse`) |
+| withdrawn | numbers of predictions that are no longer live |
+| live | kinds 1 and 2: numbers of all live predictions, so that a lost message leaves none behind |
 
 A version says what is needed to read it: later releases may append fields to version 1.
 """
@@ -38,7 +38,7 @@ MAX_KEYS: Final = 256
 """Of one prediction."""
 MAX_KEYS_A_MESSAGE: Final = 8192
 MAX_PREDICTIONS: Final = 2048
-"""That stand at once, of one sender."""
+"""Live at once, of one sender."""
 _LISTED: Final = 32_768
 """Items of any list in a message that is read."""
 
@@ -54,7 +54,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A prediction as it is told: `number` is the sender's."""
+    """A prediction as it is reported: `number` is the sender's."""
 
     number: int
     worker: str
@@ -62,7 +62,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
-class FlightMessage:
+class PeerMessage:
     """See the module. `totals`: rows of worker, requests, pending tokens."""
 
     sender: str
@@ -72,11 +72,11 @@ class FlightMessage:
     totals: Sequence[tuple[str, int, int]] = ()
     predicted: Sequence[Predicted] = ()
     withdrawn: Sequence[int] = ()
-    standing: Sequence[int] = ()
+    live: Sequence[int] = ()
 
     @property
     def complete(self) -> bool:
-        """Whether what it does not name is not there."""
+        """Whether it names all that the sender has: workers with sums, and live predictions."""
         return self.kind in {Kind.TOTALS, Kind.HELLO}
 
     def encode(self) -> bytes:
@@ -87,11 +87,11 @@ class FlightMessage:
         for each in self.predicted:
             predicted += (each.number, each.worker, pack_keys(each.keys))
         fields = [VERSION, self.sender, self.incarnation, self.number, int(self.kind)]
-        packed: bytes = msgpack.packb([*fields, totals, predicted, list(self.withdrawn), list(self.standing)])
+        packed: bytes = msgpack.packb([*fields, totals, predicted, list(self.withdrawn), list(self.live)])
         return packed
 
     @classmethod
-    def decode(cls, packed: bytes) -> FlightMessage:
+    def decode(cls, packed: bytes) -> PeerMessage:
         """Raises ValueError for what is no such message, or one of a later version."""
         if len(packed) > MAX_BYTES:
             raise ValueError(f"{len(packed)} bytes; at most {MAX_BYTES} are read")
@@ -100,7 +100,7 @@ class FlightMessage:
             raise ValueError("no list of nine fields")
         if fields[0] != VERSION:
             raise ValueError(f"version {fields[0]!r}; this release reads {VERSION}")
-        _, sender, incarnation, number, kind, totals, predicted, withdrawn, standing = fields[:9]
+        _, sender, incarnation, number, kind, totals, predicted, withdrawn, live = fields[:9]
         for name, value in (("totals", totals), ("predicted", predicted)):
             if not isinstance(value, list) or len(value) % 3:
                 raise ValueError(f"{name} is no list of threes")
@@ -114,7 +114,7 @@ class FlightMessage:
             [(_name(w), _count(r), _count(t)) for w, r, t in zip(totals[::3], totals[1::3], totals[2::3], strict=True)],
             [_predicted(*item) for item in zip(predicted[::3], predicted[1::3], predicted[2::3], strict=True)],
             _counts(withdrawn),
-            _counts(standing),
+            _counts(live),
         )
 
 

@@ -1,12 +1,12 @@
-"""One pool's state in flight, told to the other gateways and heard from them.
+"""One pool's bookings and predictions, kept in step between gateways.
 
-Each gateway tells how many requests and pending prefill tokens it has on a worker whenever that has changed, at most
-every 20 ms, and all of it every second; and every eighth key of prompts with much to compute, so that their siblings
-meet on one worker. It hears its own messages too: while they come back the others' sums count, else
+Each gateway reports how many requests and pending prefill tokens it has on a worker whenever that has changed, at most
+every 20 ms, and all of it every second; and every eighth key of prompts with much to compute, so that prompts that
+begin alike meet on one worker. It receives its own messages too: while they come back the others' sums count, else
 
     pending(p) = max(own bookings, what the worker reports as waiting + own bookings since that report)
 
-and the requests in flight likewise. Sums older than a second are worse than none. No I/O; the clock is an argument.
+and the requests in flight likewise: sums older than a second mislead more than none. No I/O; the clock is an argument.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from gateway.routing.state.peer_message import (
     MAX_KEYS_A_MESSAGE,
     MAX_PREDICTIONS,
     MAX_WORKERS,
-    FlightMessage,
     Kind,
+    PeerMessage,
     Predicted,
 )
-from gateway.routing.state.peer_view import FlightView, Verdict
+from gateway.routing.state.peer_view import PeerView, Verdict
 from gateway.routing.state.predictions import Prediction, Predictions
 from gateway.routing.state.reservations import Booked, Reservations
 from gateway.routing.state.sparse import SparsePredictions, sparse_keys
 
 CHANGES_SECONDS: Final = 0.02
-"""Least time between two messages, among up to MESSAGES_A_SECOND * CHANGES_SECONDS gateways; more tell less often."""
+"""Least time between two messages, among up to MESSAGES_A_SECOND * CHANGES_SECONDS gateways; more send less often."""
 MESSAGES_A_SECOND: Final = 1000
 """That one gateway may get; one takes about 20 us."""
 TOTALS_SECONDS: Final = 1.0
 ECHO_SECONDS: Final = 1.0
 """A message that has not come back by then will not: sharing is down."""
 UNCACHED_TOKENS: Final = 1024
-"""Prompts with more than this to compute are told: fewer cost less than a misplaced sibling's prefill is worth."""
+"""Prompts with more than this to compute are reported: fewer cost less than a misplaced sibling's prefill is worth."""
 
 
 class WorkerReport(Protocol):
@@ -55,8 +55,8 @@ class WorkerReport(Protocol):
     def measured_at(self) -> float: ...
 
 
-class Flight:
-    """`outgoing` gives what to send and `receive` takes what comes, this gateway's own messages among it."""
+class PeerSync:
+    """`outgoing` gives the message to send; `receive` takes those that come, this gateway's own among them."""
 
     def __init__(self, reservations: Reservations, predictions: Predictions) -> None:
         self.name = ""
@@ -65,21 +65,21 @@ class Flight:
         """What the others expect on workers."""
         self._reservations = reservations
         self._predictions = predictions
-        self._view = FlightView(reservations, self.predicted)
+        self._view = PeerView(reservations, self.predicted)
         self._number = 0
         self._receivers = 0
         self._full_at = float("-inf")
         self._full_wanted = False
         self._hello = True
-        # Whether a message came back since the last (re)connection, and when the oldest was sent that has not. A
-        # router for which nobody exchanges messages, as in a replay, is the only one there is.
+        # Whether a message came back since the last connection was made, and when the oldest was sent that did not.
+        # Without an exchange, as in a replay of one gateway, there is no other gateway.
         self._echoed = True
         self._waiting_since: float | None = None
-        self._wake: Callable[[], None] = _nobody
-        # Predictions of this gateway that the others were told, or will be: at most MAX_PREDICTIONS.
-        self._told: dict[Prediction, int] = {}
-        self._predictions_told = 0
-        self._to_tell: dict[int, Predicted] = {}
+        self._wake: Callable[[], None] = _ignore
+        # This gateway's live predictions that are reported to the others, with their numbers: at most MAX_PREDICTIONS.
+        self._reported: dict[Prediction, int] = {}
+        self._last_prediction = 0
+        self._to_report: dict[int, Predicted] = {}
         self._withdrawn: list[int] = []
 
     # --- routing -----------------------------------------------------------------------------------------------------
@@ -90,12 +90,17 @@ class Flight:
 
     @property
     def gateways(self) -> int:
-        """Other gateways heard."""
+        """Other gateways that are known."""
         return self._view.senders
 
     @property
+    def reported(self) -> int:
+        """This gateway's live predictions that are reported to the others."""
+        return len(self._reported)
+
+    @property
     def alone(self) -> bool:
-        """Whether nobody else listens."""
+        """Whether no other gateway listens."""
         return self._receivers <= 1 and not self._view.senders
 
     def without_others(self, worker: str, report: WorkerReport) -> Booked:
@@ -110,27 +115,32 @@ class Flight:
         return Booked(max(own.requests, requests), max(own.pending_tokens, tokens))
 
     def routed(self, prediction: Prediction, matched_blocks: int, uncached_tokens: float) -> None:
-        """A prompt was routed; tell what its sparse keys are if it has much to compute."""
-        if uncached_tokens <= UNCACHED_TOKENS or self.alone or not self._echoed or len(self._told) >= MAX_PREDICTIONS:
+        """A prompt was routed: report its sparse keys if it has much to compute."""
+        if (
+            uncached_tokens <= UNCACHED_TOKENS
+            or self.alone
+            or not self._echoed
+            or len(self._reported) >= MAX_PREDICTIONS
+        ):
             return
         keys = sparse_keys(prediction.keys, matched_blocks, MAX_KEYS)
         if keys:
-            self._predictions_told += 1
-            self._told[prediction] = self._predictions_told
-            self._to_tell[self._predictions_told] = Predicted(self._predictions_told, prediction.worker, keys)
+            self._last_prediction += 1
+            self._reported[prediction] = self._last_prediction
+            self._to_report[self._last_prediction] = Predicted(self._last_prediction, prediction.worker, keys)
 
     def _withdraw(self, prediction: Prediction) -> None:
-        """A prediction of this gateway no longer stands."""
-        number = self._told.pop(prediction, None)
-        if number is not None and self._to_tell.pop(number, None) is None:
+        """A prediction of this gateway is no longer live."""
+        number = self._reported.pop(prediction, None)
+        if number is not None and self._to_report.pop(number, None) is None:
             self._withdrawn.append(number)
             self._wake_up()
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def start(self, *, name: str, incarnation: int, wake: Callable[[], None]) -> None:
-        """Note changes from now on. `name`: this gateway's, the same in its next life; `incarnation`: larger in its
-        next life, below 2**64; `wake` is called when there is something to send before `next_at`."""
+        """Note changes from now on. `name`: this gateway's, the same after a restart; `incarnation`: larger after a
+        restart, below 2**64; `wake` is called when there is something to send before `next_at`."""
         self.name, self.incarnation = name, incarnation
         self._echoed = False
         self._wake = wake
@@ -156,7 +166,7 @@ class Flight:
             kind = Kind.HELLO
         elif self._full_wanted or now >= self._full_at + TOTALS_SECONDS:
             kind = Kind.TOTALS
-        elif self.alone or not (self._reservations.changed or self._to_tell or self._withdrawn):
+        elif self.alone or not (self._reservations.changed or self._to_report or self._withdrawn):
             return None
         else:
             kind = Kind.CHANGES
@@ -181,22 +191,22 @@ class Flight:
         self._number += 1
         changed = self._reservations.take_changed(MAX_WORKERS)
         withdrawn, self._withdrawn = self._withdrawn, []
-        standing: list[int] = []
+        live: list[int] = []
         if kind is not Kind.CHANGES:
             changed = list(self._reservations.workers)[:MAX_WORKERS]
-            standing, withdrawn = list(self._told.values()), []
+            live, withdrawn = list(self._reported.values()), []
             self._full_at, self._full_wanted, self._hello = now, False, False
         totals = []
         for worker in changed:
             booked = self._reservations.of(worker)
             totals.append((worker, booked.requests, booked.pending_tokens))
         predicted, keys = [], 0
-        while self._to_tell and keys < MAX_KEYS_A_MESSAGE:
-            predicted.append(self._to_tell.pop(next(iter(self._to_tell))))
+        while self._to_report and keys < MAX_KEYS_A_MESSAGE:
+            predicted.append(self._to_report.pop(next(iter(self._to_report))))
             keys += len(predicted[-1].keys)
         if self._waiting_since is None:
             self._waiting_since = now
-        message = FlightMessage(self.name, self.incarnation, self._number, kind, totals, predicted, withdrawn, standing)
+        message = PeerMessage(self.name, self.incarnation, self._number, kind, totals, predicted, withdrawn, live)
         return message.encode()
 
     def _wake_up(self) -> None:
@@ -220,7 +230,7 @@ class Flight:
     def receive(self, packed: bytes, now: float) -> Verdict:
         """Take a message, whoever sent it."""
         try:
-            message = FlightMessage.decode(packed)
+            message = PeerMessage.decode(packed)
         except (ValueError, TypeError):
             return Verdict.MALFORMED
         if message.sender == self.name:
@@ -232,17 +242,17 @@ class Flight:
             self._wake()
         return verdict
 
-    def _receive_own(self, message: FlightMessage, now: float) -> Verdict:
+    def _receive_own(self, message: PeerMessage, now: float) -> Verdict:
         if message.incarnation == self.incarnation:
             self._echoed = True
             self._waiting_since = None if message.number >= self._number else now
             return Verdict.OWN
         if message.incarnation > self.incarnation:
-            # Two gateways with one name would each replace what the other told. The older one gives way.
+            # Two gateways with one name would each replace the other's sums. The older one takes another name.
             self.name = f"{self.name[:200]}#{self.incarnation:x}"
             self._hello = True
         return Verdict.STALE
 
 
-def _nobody() -> None:
-    """Nobody sends: a router of its own, as in a replay."""
+def _ignore() -> None:
+    """There is no exchange to wake."""

@@ -1,6 +1,6 @@
-"""What the other gateways told: their sums in `Reservations`, their predictions in `SparsePredictions`.
+"""What the other gateways reported: their sums go to `Reservations`, their predictions to `SparsePredictions`.
 
-Sums replace what their sender told before, they are never added to it; so a message that comes twice, late or never
+Sums replace the earlier ones of their sender and are never added to them; so a message that comes twice, late or never
 does no harm beyond the sender's next totals. No I/O; the clock is an argument.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from gateway.routing.state.peer_message import MAX_PREDICTIONS, MAX_WORKERS, FlightMessage, Kind, Predicted
+from gateway.routing.state.peer_message import MAX_PREDICTIONS, MAX_WORKERS, Kind, PeerMessage, Predicted
 from gateway.routing.state.predictions import Prediction
 from gateway.routing.state.reservations import Reservations
 from gateway.routing.state.sparse import SparsePredictions
 
 FORGET_SECONDS: Final = 3.0
-"""A gateway that is silent for so long is dead: it tells its totals every second."""
+"""A gateway that is silent for so long is dead: it sends its totals every second."""
 MAX_SENDERS: Final = 256
 
 
@@ -45,7 +45,7 @@ class _Sender:
         self.predictions: dict[int, Prediction] = {}
 
 
-class FlightView:
+class PeerView:
     """Bounded by MAX_SENDERS, MAX_WORKERS and MAX_PREDICTIONS of each, and the predictions' own limit of keys."""
 
     def __init__(self, reservations: Reservations, predictions: SparsePredictions) -> None:
@@ -58,7 +58,7 @@ class FlightView:
         """Gateways heard, this one not among them."""
         return len(self._senders)
 
-    def apply(self, message: FlightMessage, now: float) -> Verdict:
+    def apply(self, message: PeerMessage, now: float) -> Verdict:
         """Take a message of another gateway."""
         sender = self._senders.get(message.sender)
         gap = False
@@ -97,7 +97,7 @@ class FlightView:
         for name in list(self._senders):
             self._forget(name)
 
-    def _take_sums(self, sender: _Sender, message: FlightMessage) -> bool:
+    def _take_sums(self, sender: _Sender, message: PeerMessage) -> bool:
         if message.complete:
             for worker in sender.sums.keys() - {worker for worker, _, _ in message.totals}:
                 self._set(sender, worker, 0, 0)
@@ -117,25 +117,25 @@ class FlightView:
             sender.sums.pop(worker, None)
         self._reservations.move_others(worker, requests - former_requests, tokens - former_tokens)
 
-    def _take_predictions(self, sender: _Sender, message: FlightMessage) -> bool:
+    def _take_predictions(self, sender: _Sender, message: PeerMessage) -> bool:
         if message.complete:
-            for number in sender.predictions.keys() - set(message.standing):
+            for number in sender.predictions.keys() - set(message.live):
                 self._predictions.withdraw(sender.predictions.pop(number))
         fits = True
-        for told in message.predicted:
-            fits = self._predict(sender, told) and fits
+        for reported in message.predicted:
+            fits = self._predict(sender, reported) and fits
         for number in message.withdrawn:
             prediction = sender.predictions.pop(number, None)
             if prediction is not None:
                 self._predictions.withdraw(prediction)
         return fits
 
-    def _predict(self, sender: _Sender, told: Predicted) -> bool:
-        if told.number in sender.predictions:
+    def _predict(self, sender: _Sender, reported: Predicted) -> bool:
+        if reported.number in sender.predictions:
             return True
         if len(sender.predictions) >= MAX_PREDICTIONS:
             return False
-        sender.predictions[told.number] = self._predictions.predict(told.worker, told.keys)
+        sender.predictions[reported.number] = self._predictions.predict(reported.worker, reported.keys)
         return True
 
     def _forget(self, name: str) -> None:

@@ -1,7 +1,7 @@
 """Predicted entries: blocks that a worker will hold because a prompt was just routed to it.
 
 They bridge the time until the engine reports the blocks, so that a burst of requests with one new prefix stays
-together. They stand beside the confirmed index and are never mixed into it. The clock is an argument.
+together. They are kept beside the confirmed index and never mixed into it. The clock is an argument.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Predictions:
     def __init__(self, *, key_limit: int = DEFAULT_KEY_LIMIT) -> None:
         self.key_limit = key_limit
         self.on_withdrawn: Callable[[Prediction], None] | None = None
-        """Told of every prediction that no longer stands, for whatever reason."""
+        """Called with every prediction that is no longer live, for whatever reason."""
         self._holders: dict[int, dict[str, int]] = {}
         # In order of prediction; ended ones are dropped when they come to the front.
         self._order: dict[int, Prediction] = {}

@@ -76,8 +76,8 @@ class _Worker:
     context: float | None = None
     own: PrefillRate | None = None
     """As estimated."""
-    told: float | None = None
-    """The fixed part, where its own samples tell it."""
+    own_fixed: float | None = None
+    """The fixed part, where its own samples show it."""
 
 
 class PrefillRates:
@@ -141,15 +141,15 @@ class PrefillRates:
         """A worker's a and f; what it had where the samples are too small to tell."""
         points = [(sample.work(self.context), sample.seconds) for sample in changed.samples]
         slope = _clear(_slopes(points))
-        changed.told = None
+        changed.own_fixed = None
         if slope is not None:
-            changed.told = _within(median(seconds - slope * work for work, seconds in points), FIXED)
-        told = [known.told for known in self._workers.values() if known.told is not None]
+            changed.own_fixed = _within(median(seconds - slope * work for work, seconds in points), FIXED)
+        fixed = [known.own_fixed for known in self._workers.values() if known.own_fixed is not None]
         # All by one way or nearly: of equal workers those of the other way would look faster with long prompts.
-        most = 2 * len(told) >= len(self._workers)
-        usual = median(told) if most else 0.0
-        if most and slope is not None and changed.told is not None:
-            changed.own = PrefillRate(_within(slope, PER_TOKEN), changed.told, self.context)
+        most = 2 * len(fixed) >= len(self._workers)
+        usual = median(fixed) if most else 0.0
+        if most and slope is not None and changed.own_fixed is not None:
+            changed.own = PrefillRate(_within(slope, PER_TOKEN), changed.own_fixed, self.context)
             return
         ratios = [(seconds - usual) / work for work, seconds in points if work >= LEAST_SPREAD]
         if len(ratios) >= ENOUGH // 2:

@@ -1,4 +1,4 @@
-"""What the gateways have booked on each worker: this one's bookings, and the sums that the others told.
+"""What the gateways have booked on each worker: this one's bookings, and the sums that the others reported.
 
 This gateway's counters move by bookings only: made before the pick is returned, closed in `finally`.
 """
@@ -23,11 +23,11 @@ class Booked:
 
 
 NOTHING: Final = Booked()
-"""Of a worker without any; nobody changes it."""
+"""Of a worker without any; shared, so never to be changed."""
 
 
 class Reservations:
-    """Bookings by worker. Bounded by the requests in flight and by what others told: a worker's entries go with its
+    """Bookings by worker. Bounded by the requests in flight and by what others report: a worker's entries go with its
     last booking."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Reservations:
         """Add to the sums of the other gateways."""
         _add(self._everywhere, worker, requests, tokens)
 
-    # --- what is told to others --------------------------------------------------------------------------------------
+    # --- what is reported to others ----------------------------------------------------------------------------------
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Note from now on which workers' sums change; `on_change` is called at the first change after `take_changed`.

@@ -1,9 +1,8 @@
-"""Predicted entries of other gateways, of which every eighth key is told.
+"""Predicted entries of other gateways, which report every eighth key.
 
-A key names its block and everything before it, so one key found says all that a prompt shares up to there; and whoever
-predicted it has sent a request that leaves all those blocks on the worker. So the deepest key found decides, and those
-before it need not be known: they may have been confirmed already when the request was routed. The price is that up to
-seven blocks beyond it count as not there.
+A key names its block and everything before it, and the request that was predicted leaves all those blocks on the
+worker. So the deepest key found decides; those before it need not be known, and may have been confirmed already when
+the request was routed. Up to seven blocks beyond it count as not held: the price of sending fewer keys.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def sparse_keys(keys: Sequence[int], start: int, limit: int) -> Sequence[int]:
 
 
 class SparsePredictions(Predictions):
-    """What other gateways expect on the workers; withdrawn when they say so, or are silent."""
+    """What other gateways expect on the workers; withdrawn when they say so or fall silent."""
 
     def match(self, keys: Sequence[int]) -> dict[str, int]:
         """For every worker that is expected to hold at least eight blocks: how many leading blocks."""

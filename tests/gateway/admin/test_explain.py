@@ -61,12 +61,12 @@ def test_nothing_is_left_behind(keyer: PromptKeyer) -> None:
     async def scenario() -> None:
         async with gate(1, 2, keyer=keyer) as gateway:
             router = gateway.pool.router
-            before = list(gateway.pool.registry.collect()), router.sequence, router.retry_budget.balance
+            before = list(gateway.pool.registry.collect()), router.sequence, router.state.retry_budget.balance
             for body in (CHAT, {**CHAT, "model": "org/other@x y"}, {"model": "m", "messages": 1}):
                 await explain(gateway, body)
-            assert (list(gateway.pool.registry.collect()), router.sequence, router.retry_budget.balance) == before
+            assert (list(gateway.pool.registry.collect()), router.sequence, router.state.retry_budget.balance) == before
             assert gateway.idle()
-            assert router.predictions.keys == 0
+            assert router.state.predictions.keys == 0
             assert gateway.app.decisions.latest(10) == []
 
     run(scenario())

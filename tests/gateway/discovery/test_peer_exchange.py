@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import NoPermissionError
 
-from gateway.discovery.peer_exchange import SILENCE_SECONDS, FlightExchange, flight_channel
-from gateway.routing.state.peer_sync import Flight
+from gateway.discovery.peer_exchange import SILENCE_SECONDS, PeerExchange, peer_channel
+from gateway.routing.state.peer_sync import PeerSync
 from gateway.routing.state.predictions import Predictions
 from gateway.routing.state.reservations import NOTHING, Booked, Reservations
 from tests.gateway.http.support import plain, run, worker
@@ -35,14 +35,14 @@ class Gateway:
     def __init__(self, url: str, name: str) -> None:
         self.registry = CollectorRegistry()
         self.reservations, self.predictions = Reservations(), Predictions()
-        self.flight = Flight(self.reservations, self.predictions)
+        self.peers = PeerSync(self.reservations, self.predictions)
         self.redis = connect(RedisConfig(url=url, timeout_seconds=1.0))
         metrics = GatewayMetrics(self.registry)
-        self.exchange = FlightExchange(self.redis, POOL, self.flight, metrics, name=name)
+        self.exchange = PeerExchange(self.redis, POOL, self.peers, metrics, name=name)
         self.task = asyncio.create_task(self.exchange.run())
 
     def shared(self) -> bool:
-        return self.flight.shared(time.monotonic())
+        return self.peers.shared(time.monotonic())
 
     def everywhere(self) -> Booked:
         return self.reservations.everywhere("w")
@@ -60,7 +60,7 @@ class Gateway:
 async def gateways(url: str, number: int) -> AsyncIterator[list[Gateway]]:
     started = [Gateway(url, f"g{position}") for position in range(number)]
     try:
-        await eventually(lambda: all(each.shared() and each.flight.gateways == number - 1 for each in started))
+        await eventually(lambda: all(each.shared() and each.peers.gateways == number - 1 for each in started))
         yield started
         assert not any(each.task.done() and each.task.exception() for each in started if not each.task.cancelled())
     finally:
@@ -76,13 +76,13 @@ def test_gateways_see_each_other_within_a_tenth_of_a_second(redis_url: str) -> N
             await eventually(lambda: second.everywhere() == Booked(1, 100))
             assert time.monotonic() - began < 0.1
             prediction = first.predictions.predict("w", list(range(100)))
-            first.flight.routed(prediction, 0, 6400)
+            first.peers.routed(prediction, 0, 6400)
             booking.first_byte()
             await eventually(lambda: second.everywhere() == Booked(1, 0))
-            assert second.flight.predicted.match(list(range(100))) == {"w": 96}
+            assert second.peers.predicted.match(list(range(100))) == {"w": 96}
             booking.close()
             first.predictions.withdraw(prediction)
-            await eventually(lambda: second.everywhere() == NOTHING and not second.flight.predicted.keys)
+            await eventually(lambda: second.everywhere() == NOTHING and not second.peers.predicted.keys)
             assert second.metric("gateways") == 1
             assert second.metric("shared") == 1
             assert second.metric("received_total", outcome="applied") >= 4
@@ -102,7 +102,7 @@ def test_one_that_ends_is_forgotten_at_once_and_one_that_is_killed_after_three_s
             dies.exchange._redis = connect(RedisConfig(url="redis://127.0.0.1:1"))
             dies.task.cancel()
             await eventually(lambda: stays.everywhere() == NOTHING, within=6)
-            assert stays.flight.gateways == 0
+            assert stays.peers.gateways == 0
             await dies.exchange._redis.aclose()
 
     asyncio.run(scenario())
@@ -175,7 +175,7 @@ def test_a_cluster_passes_messages_and_a_failover_is_survived(tmp_path: Path) ->
             async with gateways(cluster.url, 2) as (first, second):
                 booking = first.reservations.book("w", 100)
                 await eventually(lambda: second.everywhere() == Booked(1, 100))
-                slot = cluster.masters[0].call("CLUSTER", "KEYSLOT", flight_channel(POOL))
+                slot = cluster.masters[0].call("CLUSTER", "KEYSLOT", peer_channel(POOL))
                 owner = cluster.owner(slot)
                 others = [each for each in cluster.masters if each is not owner]
                 # The slot goes to another master: those who listen are sent away.

@@ -55,13 +55,13 @@ class Gate:
 
     @property
     def keyed(self) -> bool:
-        return self.supply.prompts.keyer is not None and self.router.key_space() is not None
+        return self.supply.prompts.keyer is not None and self.router.census.current().space is not None
 
     def metric(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"warmroute_gateway_{name}", {"pool": POOL, **labels})
 
     async def key(self, text: str = TEXT) -> Prompt:
-        keyer, space = self.supply.prompts.keyer, self.router.key_space()
+        keyer, space = self.supply.prompts.keyer, self.router.census.current().space
         assert keyer is not None
         assert space is not None
         prompt = await keyer.key(
@@ -79,13 +79,13 @@ async def gate(redis_url: str, *workers: str, **config) -> AsyncIterator[Gate]:
     async with redis_client(redis_url) as redis:
         index = PoolIndex(redis, POOL, metrics)
         router = PoolRouter(settings, index, LoadReports([], [POOL], metrics), metrics, clock=lambda: 0.0)
-        router.set_targets([Target(name, "127.0.0.1", 1, worker_id=name) for name in workers])
+        router.census.set_targets([Target(name, "127.0.0.1", 1, worker_id=name) for name in workers])
         supply = KeyerSupply(
             settings,
             metrics,
             redis=redis,
-            workers=lambda: router.worker_facts,
-            use_tokenizer=router.use_tokenizer,
+            workers=lambda: router.census.current().worker_facts,
+            use_tokenizer=router.census.use_tokenizer,
             make=partial(PromptKeyer.from_folder, budget_seconds=60.0),
         )
         try:
@@ -118,7 +118,7 @@ def test_a_gateway_keys_with_the_files_of_its_workers(redis_url: str, smollm2: P
                 await eventually(lambda: here.keyed, within=30)
                 assert (await here.key()).keys == expected(worker, smollm2)
                 chat = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
-                keyer, space = here.supply.prompts.keyer, here.router.key_space()
+                keyer, space = here.supply.prompts.keyer, here.router.census.current().space
                 assert keyer is not None
                 assert space is not None
                 assert isinstance(await keyer.key(parse_body(chat, BodyKind.CHAT), space), Prompt)
@@ -160,7 +160,7 @@ def test_files_that_make_their_libraries_give_up_cost_no_more_than_their_use(
                 await eventually(lambda: here.keyed, within=30)
                 assert (await here.key()).keys == expected(second, smollm2)
                 chat = parse_body(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}', BodyKind.CHAT)
-                keyer, space = here.supply.prompts.keyer, here.router.key_space()
+                keyer, space = here.supply.prompts.keyer, here.router.census.current().space
                 assert keyer is not None
                 assert space is not None
                 assert await keyer.key(chat, space) == Unkeyed("template", chat.estimated_tokens)
@@ -267,7 +267,7 @@ def test_an_index_without_the_files_is_said(
             monkeypatch.setattr(pool_prompts, "SETTLE_SECONDS", 0.0)
             await eventually(lambda: "Do the indexers take files" in caplog.text)
             await eventually(
-                lambda: here.router.set_targets([]) is not None and "no worker" in here.supply.prompts.trouble
+                lambda: here.router.census.set_targets([]) is not None and "no worker" in here.supply.prompts.trouble
             )
 
     run(scenario())
@@ -283,7 +283,7 @@ def test_a_folder_is_an_override(redis_url: str, smollm2: Path, tmp_path: Path) 
             files = variant(tmp_path, smollm2, b"\n")
             async with running(engine(index.address, "w", model=MODEL, files=files).publisher.run()):
                 await eventually(lambda: here.metric("pool_fingerprints") == 1, within=20)
-                assert here.router.key_space() is None
+                assert here.router.census.current().space is None
                 assert here.supply.prompts.describe() == str(smollm2)
 
     run(scenario())

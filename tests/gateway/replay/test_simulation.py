@@ -32,9 +32,9 @@ def test_every_request_ends_and_every_counter_returns_to_zero(name) -> None:
     assert {id(job.request) for job in simulation.jobs} == {id(request) for request in trace.requests}
     assert all(job.arrived_at < job.first_byte_at <= job.ended_at for job in simulation.jobs)
     for gateway in simulation.gateways:
-        assert gateway.router.reservations.workers == frozenset()
-        gateway.router.predictions.expire(simulation.events.now + 10)
-        assert gateway.router.predictions.keys == 0
+        assert gateway.router.state.reservations.workers == frozenset()
+        gateway.router.state.predictions.expire(simulation.events.now + 10)
+        assert gateway.router.state.predictions.keys == 0
     for worker in simulation.workers.values():
         assert worker.cache.use == 0
         worker.cache.check()
@@ -105,7 +105,7 @@ def test_without_events_routing_guesses_and_still_beats_none() -> None:
     guessed = Simulation(trace, WARM, replace(SETTINGS, publishes_events=False))
     found = guessed.run()
     (gateway,) = guessed.gateways
-    assert gateway.router.approximate_workers == 4
+    assert gateway.router.census.current().approximate == 4
     assert found.hit_rate > 1.5 * run(trace, PolicySetting("round_robin", "round_robin")).hit_rate
 
 
@@ -117,7 +117,7 @@ def test_rates_are_learned_and_slow_workers_get_less() -> None:
         Simulation(trace, PolicySetting("warm:tokens", "warm", in_tokens=True), settings),
     )
     assert learned.run().ttft_mean < in_tokens.run().ttft_mean
-    rates = learned.gateways[0].router.rates
+    rates = learned.gateways[0].router.state.rates
     slow, normal = rates.rate("worker-00"), rates.rate("worker-01")
     assert slow is not None
     assert normal is not None

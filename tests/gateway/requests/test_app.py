@@ -105,7 +105,7 @@ def test_what_did_not_complete_earns_no_credit(keyer: PromptKeyer, reply: bytes)
                         await asyncio.sleep(0)
             for name in ("prompt_tokens_total", "cached_tokens_total", "matched_tokens_total", "keyed_tokens_total"):
                 assert gateway.count(name, pool="p") == 0
-            assert gateway.pool.router.predictions.keys == 0
+            assert gateway.pool.router.state.predictions.keys == 0
 
     run(scenario())
 
@@ -148,7 +148,9 @@ def test_an_unkeyed_prompt_books_its_estimated_length(keyer: PromptKeyer) -> Non
                         await asyncio.sleep(0.01)
             finally:
                 keyer._budget_seconds = budget
-            assert gateway.pool.router.reservations.of("w0").pending_tokens == pytest.approx(len(text) / 4, rel=0.01)
+            assert gateway.pool.router.state.reservations.of("w0").pending_tokens == pytest.approx(
+                len(text) / 4, rel=0.01
+            )
             ask.cancel()
             await asyncio.gather(ask, return_exceptions=True)
             async with asyncio.timeout(10):

@@ -257,9 +257,9 @@ def test_ten_refusals_eject_nobody() -> None:
             gate(engine.port, 1, 2) as gateway,
         ):
             for name in ("w1", "w2"):
-                gateway.pool.router.workers.get(name).checked(0, healthy=False, refused=True)
+                gateway.pool.router.census.workers.get(name).checked(0, healthy=False, refused=True)
             assert await failing(gateway, 10) == [400] * 10
-            assert gateway.pool.router.workers.get("w0").ejections == 0
+            assert gateway.pool.router.census.workers.get("w0").ejections == 0
 
     run(scenario())
 

@@ -133,7 +133,7 @@ def test_without_a_healthy_worker_nobody_is_asked(keyer: PromptKeyer) -> None:
         engine = Engine(7, ENGINE_IDS)
         async with worker(engine.script()) as served, gate(served.port, keyer=keyer, several=False) as gateway:
             await chat(gateway, LEAST)
-            (only,) = gateway.pool.router.workers.all
+            (only,) = gateway.pool.router.census.workers.all
             only.healthy = False
             assert only.state(gateway.pool.now) is State.UNHEALTHY
             await chat(gateway)

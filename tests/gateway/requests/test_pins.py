@@ -73,7 +73,7 @@ def test_a_pin_is_hard() -> None:
             assert (status, code) == (400, "unknown_worker")
             assert "X-Warmroute-Worker: 'w7'" in message
             assert "w0, w1" in message
-            gateway.pool.router.workers.get("w0").checked(0, healthy=False, refused=True)
+            gateway.pool.router.census.workers.get("w0").checked(0, healthy=False, refused=True)
             answer = await ask(gateway, "X-Warmroute-Worker: w0")
             assert answer.header(b"retry-after") == b"1"
             status, code, message = error(answer)
@@ -189,7 +189,7 @@ def test_user_is_no_session_nor_is_what_stands_in_a_prompt() -> None:
                 await ask(gateway, user="x", messages=messages, metadata={"session_id": "s", "user_id": "s"})
             assert one.requests
             assert two.requests
-            assert len(gateway.pool.router.sessions) == 0
+            assert len(gateway.pool.router.state.sessions) == 0
 
     run(scenario())
 
@@ -199,9 +199,11 @@ def test_sessions_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
         async with worker(replying(as_json(b"{}"))) as engine, gate(engine.port, access=tenants(tmp_path)) as gateway:
             for name in ("a", "b", "a"):
                 assert who(await ask(gateway, *bearer(name), "X-Session-ID: s")) == "w0"
-            sessions, now = gateway.pool.router.sessions, gateway.pool.now
+            sessions, now = gateway.pool.router.state.sessions, gateway.pool.now
             assert len(sessions) == 2
-            assert sessions.home(session_key("a", "s"), now) == sessions.home(session_key("b", "s"), now) == "w0"
-            assert sessions.home(session_key(ANONYMOUS_NAME, "s"), now) is None
+            assert (
+                sessions.worker_of(session_key("a", "s"), now) == sessions.worker_of(session_key("b", "s"), now) == "w0"
+            )
+            assert sessions.worker_of(session_key(ANONYMOUS_NAME, "s"), now) is None
 
     run(scenario())

@@ -118,11 +118,11 @@ def test_a_response_is_cancelled_while_it_streams(tmp_path: Path) -> None:
             gate(one.port, two.port, access=tenants(tmp_path), several=False) as gateway,
             client(gateway.server.port) as connected,
         ):
-            gateway.pool.router.workers.get("w1").checked(0, healthy=False, refused=True)
+            gateway.pool.router.census.workers.get("w1").checked(0, healthy=False, refused=True)
             body = orjson.dumps({"model": "m", "stream": True, "background": True})
             connected.send(request(path="/v1/responses", body=body, headers=bearer("a")))
             assert (await connected.head()).status == 200
-            gateway.pool.router.workers.get("w1").checked(0, healthy=True)
+            gateway.pool.router.census.workers.get("w1").checked(0, healthy=True)
             foreign = await gateway.ask("POST", "/v1/responses/resp_1/cancel", None, bearer("b"))
             assert (foreign.status, two.requests) == (404, [])
             assert (await gateway.ask("POST", "/v1/responses/resp_1/cancel", None, bearer("a"))).status == 200
@@ -147,9 +147,9 @@ def test_no_other_worker_answers_for_one_that_is_overloaded(method: str, suffix:
             worker(replying(as_json(b'{"id":"resp_1"}'))) as two,
             gate(one.port, two.port, access=tenants(tmp_path), several=False) as gateway,
         ):
-            gateway.pool.router.workers.get("w1").checked(0, healthy=False, refused=True)
+            gateway.pool.router.census.workers.get("w1").checked(0, healthy=False, refused=True)
             assert (await gateway.ask("POST", "/v1/responses", {"model": "m"}, bearer("a"))).status == 200
-            gateway.pool.router.workers.get("w1").checked(0, healthy=True)
+            gateway.pool.router.census.workers.get("w1").checked(0, healthy=True)
             path = "/v1/responses" if suffix is None else f"/v1/responses/resp_1{suffix}"
             body = {"model": "m", "previous_response_id": "resp_1"} if suffix is None else None
             assert (await gateway.ask(method, path, body, bearer("a"))).status == 503

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
-from gateway.routing.state.peer_sync import Flight
+from gateway.routing.state.peer_sync import PeerSync
 from gateway.routing.state.predictions import Prediction, Predictions
 from gateway.routing.state.reservations import Booking, Reservations
 
@@ -22,21 +22,21 @@ class Gateway:
     wakes: int = 0
 
     def __post_init__(self) -> None:
-        self.flight = Flight(self.reservations, self.predictions)
-        self.flight.start(name=self.name, incarnation=next(incarnations), wake=self.wake)
+        self.peers = PeerSync(self.reservations, self.predictions)
+        self.peers.start(name=self.name, incarnation=next(incarnations), wake=self.wake)
         self.bookings: list[Booking] = []
-        self.standing: list[Prediction] = []
+        self.live: list[Prediction] = []
 
     def wake(self) -> None:
         self.wakes += 1
 
     def tell(self, now: float, *others: Gateway) -> bytes:
         """Send what there is, to this gateway itself and to the others."""
-        packed = self.flight.outgoing(now)
+        packed = self.peers.outgoing(now)
         assert packed is not None
         for each in (self, *others):
-            each.flight.receive(packed, now)
-        self.flight.published(1 + len(others))
+            each.peers.receive(packed, now)
+        self.peers.published(1 + len(others))
         return packed
 
 
@@ -44,9 +44,9 @@ def pair(now: float = 0.0) -> tuple[Gateway, Gateway]:
     """Two that have greeted each other."""
     first, second = Gateway("a"), Gateway("b")
     for each in (first, second):
-        each.flight.connected()
+        each.peers.connected()
     first.tell(now, second)
     second.tell(now, first)
     first.tell(now, second)
-    assert first.flight.shared(now)
+    assert first.peers.shared(now)
     return first, second

@@ -24,7 +24,7 @@ class Replicas:
         self.pools = [Pool(names) for _ in range(number)]
         for position, pool in enumerate(self.pools):
             # Else all would break ties alike.
-            pool.router._random = Random(position)
+            pool.router.random = Random(position)
         self.delay = delay
         self.shared = shared
         self.now = 100.0
@@ -33,9 +33,9 @@ class Replicas:
         self._due = [0.0] * number
         self._dead: set[int] = set()
         for position, pool in enumerate(self.pools):
-            pool.router.flight.start(name=f"g{position}", incarnation=1, wake=lambda p=position: self._wake(p))
+            pool.router.state.peers.start(name=f"g{position}", incarnation=1, wake=lambda p=position: self._wake(p))
             if shared:
-                pool.router.flight.connected()
+                pool.router.state.peers.connected()
                 self._tick(position)
 
     def at(self, when: float, what: Callable[[], None]) -> None:
@@ -69,20 +69,20 @@ class Replicas:
             self.at(self.now + TOTALS_SECONDS / 2, lambda: self._tick(position))
 
     def _send(self, position: int) -> None:
-        flight = self.pools[position].router.flight
+        peers = self.pools[position].router.state.peers
         if not self.shared or position in self._dead or self.now < self._due[position]:
             return
-        packed = flight.outgoing(self.now)
+        packed = peers.outgoing(self.now)
         if packed is None:
             return
-        self._due[position] = self.now + flight.pause
+        self._due[position] = self.now + peers.pause
         self.at(self._due[position], lambda: self._send(position))
-        flight.published(len(self.pools))
+        peers.published(len(self.pools))
         self.at(self.now + self.delay, lambda: self._receive(packed))
 
     def _receive(self, packed: bytes) -> None:
         for pool in self.pools:
-            pool.router.flight.receive(packed, self.now)
+            pool.router.state.peers.receive(packed, self.now)
 
 
 class Worker:

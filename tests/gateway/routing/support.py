@@ -49,13 +49,13 @@ class Pool:
     def use(self, tokenizer: str) -> None:
         """Say which tokenizer gateway and workers have; workers say so in Hello."""
         self.fingerprint = pool_fingerprint(index_block_tokens=64, base_model="m", tokenizer=tokenizer)
-        self.router.use_tokenizer(tokenizer)
+        self.router.census.use_tokenizer(tokenizer)
         for name in list(self.index.mirror.workers):
             self.hold(name, [])
 
     def targets(self, targets: list[Target]) -> None:
-        self.router.set_targets(targets)
-        for worker in self.router.workers.all:
+        self.router.census.set_targets(targets)
+        for worker in self.router.census.workers.all:
             worker.checked(0, healthy=True)
 
     def hold(self, name: str, keys: list[int], **facts) -> None:
@@ -68,7 +68,7 @@ class Pool:
         mirror.set_worker(name, self.slots, WorkerFacts(**fields))
 
     def report(self, name: str, waiting_tokens: int, age: float = 0.0, kv_use: float = 0.0) -> None:
-        self.reports._reports["p"][name] = Report(waiting_tokens, 0, 0, kv_use, self.now - age)
+        self.reports.of("p")[name] = Report(waiting_tokens, 0, 0, kv_use, self.now - age)
 
     def assign(self, prompt: Prompt | None, exclude: frozenset[str] = frozenset()) -> PoolAssignment:
         assignment = RoutedRequest(self.router, prompt).assign(exclude)
@@ -91,7 +91,7 @@ def open_assignments(pool: Pool, prompts: list[Prompt]) -> Iterator[list[PoolAss
     for assignment in assignments:
         assignment.first_byte()
         assignment.close(Outcome.COMPLETED)
-    assert pool.router.reservations.workers == frozenset()
+    assert pool.router.state.reservations.workers == frozenset()
     pool.now += 10
-    pool.router.predictions.expire(pool.now)
-    assert pool.router.predictions.keys == 0
+    pool.router.state.predictions.expire(pool.now)
+    assert pool.router.state.predictions.keys == 0

@@ -10,13 +10,13 @@ from tests.gateway.routing.support import NAMES, Pool, prompt
 
 def test_excluded_workers_are_not_asked_again_and_doubtful_ones_only_for_want_of_others() -> None:
     pool = Pool(("a", "b"))
-    for worker in pool.router.workers.all:
+    for worker in pool.router.census.workers.all:
         worker.checked(0, healthy=False, refused=True)
     assignment = pool.assign(prompt(64))
     other = pool.assign(prompt(64), frozenset({assignment.worker_id}))
     assert {assignment.worker_id, other.worker_id} == {"a", "b"}
     assert RoutedRequest(pool.router, None).assign({"a", "b"}) is None
-    pool.router.workers.get("a").checked(0, healthy=True)
+    pool.router.census.workers.get("a").checked(0, healthy=True)
     assert pool.assign(prompt(64)).worker_id == "a"
     assert RoutedRequest(pool.router, None).assign({"a"}) is None
 
@@ -24,15 +24,15 @@ def test_excluded_workers_are_not_asked_again_and_doubtful_ones_only_for_want_of
 def test_a_healthy_worker_in_ejection_is_asked_before_dead_ones() -> None:
     pool = Pool()
     for name in ("b", "c", "d"):
-        pool.router.workers.get(name).checked(0, healthy=False, refused=True)
-    pool.router.workers.get("a").eject(pool.now)
+        pool.router.census.workers.get(name).checked(0, healthy=False, refused=True)
+    pool.router.census.workers.get("a").eject(pool.now)
     assert {pool.assign(prompt(64)).worker_id for _ in range(20)} == {"a"}
 
 
 def test_workers_that_serve_the_adapter_get_its_requests() -> None:
     pool = Pool()
     pool.hold("b", [], adapters=("lora-a",))
-    assert pool.router.adapters == {"lora-a"}
+    assert pool.router.census.current().adapters == {"lora-a"}
     for _ in range(10):
         assert RoutedRequest(pool.router, prompt(64), adapter="lora-a").assign(set()).worker_id == "b"
     workers = {RoutedRequest(pool.router, prompt(64), adapter="lora-new").assign(set()).worker_id for _ in range(40)}
@@ -41,7 +41,7 @@ def test_workers_that_serve_the_adapter_get_its_requests() -> None:
 
 def test_a_request_that_belongs_to_a_worker_goes_nowhere_else() -> None:
     pool = Pool()
-    pool.router.workers.get("c").eject(pool.now)
+    pool.router.census.workers.get("c").eject(pool.now)
     routed = RoutedRequest(pool.router, prompt(64), only="c")
     assert routed.assign(set()).worker_id == "c"
     assert routed.assign({"c"}) is None
@@ -51,7 +51,7 @@ def test_a_request_that_belongs_to_a_worker_goes_nowhere_else() -> None:
 def test_a_returning_worker_starts_slowly() -> None:
     pool = Pool(policy="round_robin")
     pool.now += 100
-    worker = pool.router.workers.get("a")
+    worker = pool.router.census.workers.get("a")
     worker.eject(pool.now)
     assert all(pool.assign(None).worker_id != "a" for _ in range(50))
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.outcome import Outcome
-from gateway.routing.candidates import NO_WISH, Wish
+from gateway.routing.candidates import NO_CONSTRAINTS, Constraints
 from gateway.routing.census.targets import Target
 from gateway.routing.explanation import RoutingView, WorkerView, explain_routing
 from gateway.routing.policies.facts import PrefillRate
-from gateway.routing.router import PoolRouter
+from gateway.routing.router import PoolRouter, Trace
 from tests.gateway.routing.support import NAMES, Pool, prompt
 
 
@@ -28,17 +28,20 @@ def state(pool: Pool) -> tuple[Any, ...]:
     router = pool.router
     return (
         router.sequence,
-        router.retry_budget.balance,
-        {name: (router.reservations.of(name).requests, router.reservations.of(name).pending_tokens) for name in NAMES},
-        router.predictions.keys,
-        router.approximate.keys,
-        router._random.getstate(),
+        router.state.retry_budget.balance,
+        {
+            name: (router.state.reservations.of(name).requests, router.state.reservations.of(name).pending_tokens)
+            for name in NAMES
+        },
+        router.state.predictions.keys,
+        router.state.approximate.keys,
+        router.random.getstate(),
         list(pool.registry.collect()),
     )
 
 
 def rate(router: PoolRouter, name: str, learned: PrefillRate) -> None:
-    router.rates.learned[name] = learned
+    router.state.rates.learned[name] = learned
 
 
 def test_each_tier_and_each_term() -> None:
@@ -46,11 +49,11 @@ def test_each_tier_and_each_term() -> None:
     whole = prompt(640)
     pool.hold("a", whole.keys[:4])
     pool.index.mirror.add(pool.slots, "host", whole.keys[4:6])
-    pool.router.predictions.predict("b", whole.keys[:8])
+    pool.router.state.predictions.predict("b", whole.keys[:8])
     pool.hold("c", [], publishes_events=False)
-    pool.router.approximate.computed("c", whole.keys[:2])
+    pool.router.state.approximate.computed("c", whole.keys[:2])
     pool.report("a", 500, kv_use=0.25)
-    pool.router.reservations.book("d", 70)
+    pool.router.state.reservations.book("d", 70)
     view = explain_routing(pool.router, whole)
     workers = views(view)
     match = {
@@ -110,7 +113,7 @@ def test_costs_are_those_of_the_decision(data: st.DataObject) -> None:
     asked = prompt(640)
     for name in NAMES:
         pool.hold(name, asked.keys[: data.draw(st.integers(0, 10))])
-        pool.router.reservations.book(name, data.draw(st.integers(0, 9000)))
+        pool.router.state.reservations.book(name, data.draw(st.integers(0, 9000)))
         if data.draw(st.booleans()):
             pool.report(name, data.draw(st.integers(0, 9000)), kv_use=data.draw(st.floats(0, 1)))
         if data.draw(st.booleans()):
@@ -127,21 +130,21 @@ def test_costs_are_those_of_the_decision(data: st.DataObject) -> None:
 
 def test_every_filter_says_whom_it_took_out() -> None:
     pool = Pool()
-    workers = {worker.name: worker for worker in pool.router.workers.all}
+    workers = {worker.name: worker for worker in pool.router.census.workers.all}
     workers["a"].eject(pool.now)
     workers["b"].checked(pool.now, healthy=False, refused=True)
     view = views(explain_routing(pool.router, prompt(640)))
     assert {name: view[name].removed_by for name in NAMES} == {"a": "ejected", "b": "unhealthy", "c": None, "d": None}
     assert (view["a"].terms, view["a"].estimate_seconds, view["a"].state) == (None, None, "ejected")
     pool.hold("c", [], adapters=("lora",))
-    view = views(explain_routing(pool.router, prompt(640), Wish(adapter="lora")))
+    view = views(explain_routing(pool.router, prompt(640), Constraints(adapter="lora")))
     assert {name: view[name].removed_by for name in NAMES} == {
         "a": "adapter not loaded",
         "b": "adapter not loaded",
         "c": None,
         "d": "adapter not loaded",
     }
-    view = views(explain_routing(pool.router, prompt(640), Wish(only="d")))
+    view = views(explain_routing(pool.router, prompt(640), Constraints(only="d")))
     assert {name for name in NAMES if view[name].removed_by == "pinned to another"} == {"a", "b", "c"}
     # The holder's match is told although it is out.
     pool.hold("a", prompt(640).keys)
@@ -151,23 +154,23 @@ def test_every_filter_says_whom_it_took_out() -> None:
 def test_a_slow_start_takes_part_in_some_draws() -> None:
     pool = Pool(("a", "b"))
     pool.now = 1e9
-    pool.router.workers.get("a").warm_at = pool.now + 9.999
+    pool.router.census.workers.get("a").warm_at = pool.now + 9.999
     seen = {views(explain_routing(pool.router, None))["a"].removed_by for _ in range(200)}
     assert seen == {None, "slow start"}
 
 
 def test_excluded_workers_are_named_too() -> None:
     pool = Pool()
-    filtered: dict[str, str] = {}
-    pool.router.consider(None, frozenset({"a"}), NO_WISH, 1, Random(), filtered)
-    assert filtered == {"a": "excluded"}
+    trace = Trace()
+    pool.router.decide(None, frozenset({"a"}), NO_CONSTRAINTS, 1, Random(), trace)
+    assert trace.filtered == {"a": "excluded"}
 
 
 def test_late_and_unknown_workers_are_shown_as_such() -> None:
     pool = Pool()
     pool.index.late = frozenset({"a"})
     pool.targets(
-        [*[worker.target for worker in pool.router.workers.all], Target("new", "10.0.0.9", 1, worker_id="new")]
+        [*[worker.target for worker in pool.router.census.workers.all], Target("new", "10.0.0.9", 1, worker_id="new")]
     )
     view = views(explain_routing(pool.router, prompt(640)))
     assert (view["a"].index, view["b"].index, view["new"].index) == ("late", "current", "none")
@@ -176,7 +179,7 @@ def test_late_and_unknown_workers_are_shown_as_such() -> None:
 def test_the_estimate_is_queue_and_prompt_at_the_workers_rate() -> None:
     pool = Pool(cost="tokens")
     rate(pool.router, "a", PrefillRate(0.001, 0.05, 1e-4))
-    pool.router.reservations.book("a", 2000)
+    pool.router.state.reservations.book("a", 2000)
     view = explain_routing(pool.router, prompt(1000))
     workers = views(view)
     assert workers["a"].estimate_seconds == pytest.approx(2.0 + 0.05 + 1.0 * (1 + 1e-4 * 500))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from gateway.http.outcome import Outcome
-from gateway.prompts.keyer import KeySpace, Prompt
-from gateway.routing.routed_request import PoolAssignment, RoutedRequest
-from indexer.keys import pool_fingerprint, prompt_keys
-from tests.gateway.routing.support import FINGERPRINT, NAMES, TOKENIZER, Pool, open_assignments, prompt
+from gateway.prompts.keyer import Prompt
+from gateway.routing.routed_request import PoolAssignment
+from indexer.keys import prompt_keys
+from tests.gateway.routing.support import FINGERPRINT, NAMES, Pool, open_assignments, prompt
 
 
 def test_the_holder_gets_the_request_and_the_match_is_capped() -> None:
@@ -65,43 +63,6 @@ def test_identical_prompts_at_one_instant_share_by_load() -> None:
         assert max(counts.values()) <= 20
 
 
-def test_what_the_index_knows_whole_is_not_predicted() -> None:
-    pool = Pool()
-    pool.hold("c", prompt(640).keys)
-    with open_assignments(pool, [prompt(640)]) as (assignment,):
-        assert assignment.worker_id == "c"
-        assert pool.router.predictions.keys == 0
-    with open_assignments(pool, [prompt(704)]) as (assignment,):
-        assert assignment.worker_id == "c"
-        assert pool.router.predictions.keys == 11
-
-
-def test_predictions_go_when_a_request_fails_and_stay_when_it_answers() -> None:
-    pool = Pool()
-    failed = pool.assign(prompt(640))
-    assert pool.router.predictions.keys == 10
-    failed.close(Outcome.UNREACHABLE)
-    assert pool.router.predictions.keys == 0
-    answered = pool.assign(prompt(640))
-    answered.first_byte()
-    answered.close(Outcome.COMPLETED)
-    assert pool.assign(prompt(640)).matched_tokens == 624
-    broken = pool.assign(prompt(640, 5000))
-    broken.first_byte()
-    broken.close(Outcome.BROKEN)
-    assert pool.router.predictions.match(prompt(640, 5000).keys) == {}
-
-
-def test_the_prefill_part_is_freed_at_the_first_byte() -> None:
-    pool = Pool(("a",))
-    assignment = pool.assign(prompt(640))
-    assert pool.router.reservations.of("a").pending_tokens == 640
-    assignment.first_byte()
-    assert pool.router.reservations.of("a").pending_tokens == 0
-    assert pool.router.reservations.of("a").requests == 1
-    assignment.close(Outcome.COMPLETED)
-
-
 def test_a_late_worker_is_judged_by_predictions_and_the_median_report() -> None:
     pool = Pool()
     whole = prompt(640)
@@ -129,27 +90,6 @@ def test_reports_of_all_late_and_one_worker_keep_serving() -> None:
     assert pool.assign(prompt(64)).worker_id == "a"
 
 
-def test_a_worker_that_goes_and_comes_back_keeps_no_phantom_load() -> None:
-    pool = Pool(("a", "b"))
-    first = pool.assign(prompt(640))
-    gone = first.worker_id
-    targets = [worker.target for worker in pool.router.workers.all]
-    pool.targets([target for target in targets if target.uid != gone])
-    pool.targets(targets)
-    second = pool.assign(prompt(640, 9000))
-    first.close(Outcome.COMPLETED)
-    second.close(Outcome.COMPLETED)
-    assert pool.router.reservations.workers == frozenset()
-
-
-def test_a_refused_request_leaves_no_prediction() -> None:
-    pool = Pool()
-    refused = pool.assign(prompt(640))
-    refused.first_byte()
-    refused.close(Outcome.REFUSED)
-    assert pool.router.predictions.keys == 0
-
-
 def test_an_empty_prompt_matches_nothing() -> None:
     assert Pool().assign(Prompt(0, [])).matched_tokens == 0
 
@@ -157,87 +97,8 @@ def test_an_empty_prompt_matches_nothing() -> None:
 def test_a_prompt_without_keys_books_its_estimate_and_goes_by_load() -> None:
     pool = Pool(("a", "b"))
     first = pool.assign(Prompt(5000, []))
-    assert pool.router.reservations.of(first.worker_id).pending_tokens == 5000
+    assert pool.router.state.reservations.of(first.worker_id).pending_tokens == 5000
     assert pool.assign(prompt(640)).worker_id != first.worker_id
-
-
-def test_a_worker_that_is_gone_leaves_no_series_behind() -> None:
-    pool = Pool(("a", "b"))
-    assignment = pool.assign(prompt(64))
-    pool.targets([])
-    assignment.close(Outcome.COMPLETED)
-    name = "warmroute_gateway_worker_requests_total"
-    assert pool.metric(name, pool="p", worker=assignment.worker_id, outcome="completed") is None
-
-
-def test_predictions_expire_without_traffic() -> None:
-    pool = Pool()
-    assignment = pool.assign(prompt(640))
-    assignment.first_byte()
-    assignment.close(Outcome.COMPLETED)
-    pool.now += 3
-    pool.router.publish_gauges()
-    assert pool.metric("warmroute_mirror_predicted_keys", pool="p") == 0
-
-
-def test_each_foreign_fingerprint_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    pool = Pool(("a", "b", "c"))
-    for _ in range(5):
-        for name in ("a", "b"):
-            pool.hold(name, [], fingerprint=f"foreign-{name}")
-        pool.router.key_space()
-    assert len(caplog.records) == 2
-
-
-def test_workers_that_key_otherwise_are_routed_by_load() -> None:
-    pool = Pool(("a", "b"))
-    assert pool.router.key_space() == KeySpace(FINGERPRINT, 64)
-    pool.hold("a", [], fingerprint="another")
-    assert pool.router.key_space() == KeySpace(FINGERPRINT, 64)
-    pool.hold("b", [], fingerprint="another")
-    assert pool.router.key_space() is None
-
-
-def test_workers_that_nobody_can_route_to_have_no_say_in_how_prompts_are_keyed() -> None:
-    pool = Pool(("a", "b"))
-    other = pool_fingerprint(index_block_tokens=64, base_model="other", tokenizer=TOKENIZER)
-    for number in range(5):
-        pool.hold(f"stranger-{number}", [], model="other", fingerprint=other, address=f"10.9.9.{number}:1")
-    assert pool.router.key_space() == KeySpace(FINGERPRINT, 64)
-
-
-def test_an_empty_index_gives_no_key_space() -> None:
-    assert Pool(()).router.key_space() is None
-
-
-def test_round_robin_numbers_requests_not_attempts() -> None:
-    pool = Pool(policy="round_robin")
-    request = RoutedRequest(pool.router, prompt(64))
-    first = request.assign(frozenset())
-    second = request.assign({first.worker_id})
-    assert first.worker_id != second.worker_id
-    assert pool.metric("warmroute_gateway_retries_total", pool="p") == 1
-    names = [pool.assign(prompt(64)).worker_id for _ in range(4)]
-    assert sorted(names) == sorted(NAMES)
-
-
-@pytest.mark.parametrize("state", ["ready", "unhealthy"])
-def test_gauges(state: str) -> None:
-    pool = Pool(("a", "b"))
-    if state == "unhealthy":
-        for worker in pool.router.workers.all:
-            worker.checked(0, healthy=False, refused=True)
-    assignment = pool.assign(prompt(640))
-    pool.router.publish_gauges()
-    assert pool.metric("warmroute_gateway_workers", pool="p", state=state) == 2
-    name = assignment.worker_id
-    assert pool.metric("warmroute_gateway_pending_tokens", pool="p", worker=name) == 640
-    assert pool.metric("warmroute_gateway_in_flight_requests", pool="p", worker=name) == 1
-    assert pool.metric("warmroute_mirror_predicted_keys", pool="p") == 10
-    assignment.close(Outcome.CLIENT_GONE)
-    pool.router.publish_gauges()
-    assert pool.metric("warmroute_gateway_in_flight_requests", pool="p", worker=name) == 0
-    assert pool.metric("warmroute_gateway_worker_requests_total", pool="p", worker=name, outcome="client_gone") == 1
 
 
 def test_one_decision_reads_the_clock_once() -> None:
@@ -252,20 +113,6 @@ def test_one_decision_reads_the_clock_once() -> None:
     pool.router.clock = clock
     assert pool.router.choose(prompt(6400)) is not None
     assert calls == 1
-
-
-def test_retries_end_when_the_budget_does() -> None:
-    pool = Pool(retry_ratio=0.2, retries_per_second=0)
-    saved = round(pool.router.retry_budget.balance)
-    retried = 0
-    for _ in range(1000):
-        routed = RoutedRequest(pool.router, None)
-        first = routed.assign(set())
-        second = routed.assign({first.worker_id})
-        retried += second is not None
-    assert saved + 199 <= retried <= saved + 201
-    assert pool.metric("warmroute_gateway_refused_retries_total", pool="p") == 1000 - retried
-    assert pool.metric("warmroute_gateway_retries_total", pool="p") == retried
 
 
 def test_a_worker_that_fails_fast_draws_no_extra_traffic() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.http.outcome import Outcome
 from gateway.prompts.keyer import Prompt
 from gateway.routing.census.targets import Target
+from gateway.routing.gauges import publish_gauges
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from gateway.routing.state.rates import SAMPLES
 from tests.gateway.routing.support import FINGERPRINT, Pool, prompt
@@ -55,10 +56,10 @@ def test_streamed_replies_teach_the_rates_and_routing_counts_in_seconds() -> Non
     assert choice is not None
     assert choice.decision.unit == "seconds"
     assert choice.worker.name == "fast"
-    pool.router.publish_gauges()
+    publish_gauges(pool.router)
     assert pool.metric("warmroute_gateway_rated_workers", pool="p") == 2
     assert pool.metric("warmroute_gateway_approximate_workers", pool="p") == 0
-    slow, fast = pool.router.rates.rate("slow"), pool.router.rates.rate("fast")
+    slow, fast = pool.router.state.rates.rate("slow"), pool.router.state.rates.rate("fast")
     assert slow is not None
     assert fast is not None
     assert 8 < slow.per_token / fast.per_token < 12
@@ -68,7 +69,7 @@ def test_replies_that_are_not_streamed_or_were_no_completions_teach_nothing() ->
     for arguments in ({"streamed": False}, {"outcome": Outcome.REFUSED}, {"outcome": Outcome.BROKEN}):
         pool = Pool(("slow", "fast"))
         teach(pool, **arguments)
-        assert pool.router.rates.rate("fast") is None
+        assert pool.router.state.rates.rate("fast") is None
 
 
 def test_a_pool_can_keep_its_cost_in_tokens() -> None:
@@ -83,18 +84,18 @@ def test_bookings_take_work_and_give_all_of_it_back() -> None:
     pool = Pool(("slow", "fast"))
     teach(pool)
     assignment = assign(pool, prompt(2000, 5_000_000))
-    booked = pool.router.reservations.of(assignment.worker_id)
+    booked = pool.router.state.reservations.of(assignment.worker_id)
     assert booked.pending_tokens >= 2000
     answer(pool, assignment, 1.0)
-    assert pool.router.reservations.workers == frozenset()
+    assert pool.router.state.reservations.workers == frozenset()
 
 
 def test_a_worker_that_leaves_takes_its_rate_along() -> None:
     pool = Pool(("slow", "fast"))
     teach(pool)
     pool.targets([Target("fast", "10.0.0.1", 8001, worker_id="fast")])
-    assert pool.router.rates.rate("slow") is None
-    assert pool.router.rates.rate("fast") is not None
+    assert pool.router.state.rates.rate("slow") is None
+    assert pool.router.state.rates.rate("fast") is not None
 
 
 def test_a_worker_without_events_is_taken_to_hold_what_it_computed() -> None:
@@ -109,7 +110,7 @@ def test_a_worker_without_events_is_taken_to_hold_what_it_computed() -> None:
     assert choice is not None
     assert {terms.worker: terms.matched_tokens for terms in choice.decision.terms} == {"a": 624, "b": 0}
     assert choice.worker.name == "a"
-    assert pool.router.approximate_workers == 1
+    assert pool.router.census.current().approximate == 1
 
 
 def test_what_is_taken_to_be_held_is_bounded_by_the_workers_capacity() -> None:
@@ -129,19 +130,19 @@ def test_what_is_taken_to_be_held_is_bounded_by_the_workers_capacity() -> None:
 def test_workers_that_never_said_hello_are_keyed_as_they_would_key() -> None:
     pool = Pool(())
     pool.targets([Target(name, "10.0.0.1", 8000 + place) for place, name in enumerate("ab")])
-    space = pool.router.key_space()
+    space = pool.router.census.current().space
     assert space is not None
     assert (space.fingerprint, space.index_block_tokens) == (FINGERPRINT, DEFAULT_INDEX_BLOCK_TOKENS)
     asked = prompt(640)
-    home = assign(pool, asked)
-    answer(pool, home, 1.0)
+    first = assign(pool, asked)
+    answer(pool, first, 1.0)
     for _ in range(5):
         again = assign(pool, asked)
-        assert again.worker_id == home.worker_id
+        assert again.worker_id == first.worker_id
         assert again.matched_tokens == 639
         answer(pool, again, 0.1)
     pool.targets([])
-    assert len(pool.router.approximate) == 0
+    assert len(pool.router.state.approximate) == 0
 
 
 def test_a_full_kv_cache_turns_requests_away() -> None:

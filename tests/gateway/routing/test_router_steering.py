@@ -22,9 +22,9 @@ def test_an_adapter_is_asked_of_who_has_it_then_of_who_has_said_nothing() -> Non
 
     assert asked() == {"b"}
     assert asked(frozenset("b")) == {"x"}
-    pool.router.workers.get("b").checked(0, healthy=False, refused=True)
+    pool.router.census.workers.get("b").checked(0, healthy=False, refused=True)
     assert asked() == {"x"}
-    pool.router.workers.get("x").checked(0, healthy=False, refused=True)
+    pool.router.census.workers.get("x").checked(0, healthy=False, refused=True)
     # Those that say they lack it would answer that there is no such model.
     assert asked() == {"b"}
 
@@ -58,7 +58,7 @@ def test_a_hot_prefix_gets_more_holders_while_its_holders_are_loaded_and_no_more
             replies.append((first_byte_at, assignment))
         for _, assignment in replies:
             assignment.close(Outcome.CLIENT_GONE)
-        assert pool.router.reservations.workers == frozenset()
+        assert pool.router.state.reservations.workers == frozenset()
         return sum(keys[-1] in engine.held for engine in engines.values()), found / (6016 * number), waited / number
 
     few, few_found, _ = holders(5)  # 3,000 tokens a second: a third of what one worker computes

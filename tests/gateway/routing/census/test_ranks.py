@@ -100,7 +100,7 @@ def engines(pool: Pool, number: int = 2) -> None:
     for name in "xy":
         for rank in range(number):
             pool.hold(f"{name}/dp{rank}", [], address=f"10.0.0.{'xy'.index(name) + 1}:8000")
-    pool.router.key_space()
+    pool.router.census.current()
 
 
 def test_a_request_goes_to_the_rank_that_holds_its_prompt_and_names_it() -> None:
@@ -122,7 +122,7 @@ def test_load_is_counted_by_rank() -> None:
     assert {assignment.worker_id for assignment in held} == {"x/dp0", "x/dp1", "y/dp0", "y/dp1"}
     for assignment in held:
         assignment.close(Outcome.COMPLETED)
-    assert pool.router.reservations.workers == frozenset()
+    assert pool.router.state.reservations.workers == frozenset()
 
 
 def test_a_retry_goes_to_another_engine_rather_than_to_another_rank() -> None:
@@ -165,4 +165,4 @@ def test_an_engine_turns_out_to_have_ranks_while_a_request_is_in_flight() -> Non
     assert pool.metric(name, pool="p", worker="x", outcome="completed") is None
     held.first_byte()
     held.close(Outcome.COMPLETED)
-    assert "x" not in pool.router.reservations.workers
+    assert "x" not in pool.router.state.reservations.workers

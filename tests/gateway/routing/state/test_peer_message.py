@@ -15,8 +15,8 @@ from gateway.routing.state.peer_message import (
     MAX_KEYS,
     MAX_WORKERS,
     VERSION,
-    FlightMessage,
     Kind,
+    PeerMessage,
     Predicted,
 )
 
@@ -24,7 +24,7 @@ counts = st.integers(0, MAX_COUNT - 1)
 names = st.text(min_size=1, max_size=256)
 keys = st.lists(st.integers(0, 2**64 - 1), max_size=5)
 messages = st.builds(
-    FlightMessage,
+    PeerMessage,
     sender=names,
     incarnation=st.integers(0, 2**64 - 1),
     number=counts,
@@ -32,25 +32,25 @@ messages = st.builds(
     totals=st.lists(st.tuples(names, counts, counts), max_size=4),
     predicted=st.lists(st.builds(Predicted, counts, names, keys), max_size=3),
     withdrawn=st.lists(counts, max_size=4),
-    standing=st.lists(counts, max_size=4),
+    live=st.lists(counts, max_size=4),
 )
 
 
-def plain(message: FlightMessage) -> object:
+def plain(message: PeerMessage) -> object:
     predicted = [(each.number, each.worker, list(each.keys)) for each in message.predicted]
     head = (message.sender, message.incarnation, message.number, message.kind)
-    return (*head, list(message.totals), predicted, list(message.withdrawn), list(message.standing))
+    return (*head, list(message.totals), predicted, list(message.withdrawn), list(message.live))
 
 
 @given(messages)
-def test_what_is_written_is_read(message: FlightMessage) -> None:
-    assert plain(FlightMessage.decode(message.encode())) == plain(message)
+def test_what_is_written_is_read(message: PeerMessage) -> None:
+    assert plain(PeerMessage.decode(message.encode())) == plain(message)
 
 
 def test_fields_that_a_later_release_appends_are_skipped() -> None:
-    message = FlightMessage("g", 1, 2, Kind.TOTALS, [("w", 3, 4)])
+    message = PeerMessage("g", 1, 2, Kind.TOTALS, [("w", 3, 4)])
     longer = msgpack.packb([*msgpack.unpackb(message.encode()), {"more": 1}])
-    assert plain(FlightMessage.decode(longer)) == plain(message)
+    assert plain(PeerMessage.decode(longer)) == plain(message)
 
 
 FIELDS = [VERSION, "g", 1, 2, 0, ["w", 3, 4], [1, "w", b"k" * 8], [1], [2]]
@@ -88,16 +88,16 @@ def with_field(position: int, value: object) -> bytes:
     ],
 )
 def test_what_is_no_message_is_refused_with_words(packed: bytes, said: str) -> None:
-    FlightMessage.decode(msgpack.packb(FIELDS))
+    PeerMessage.decode(msgpack.packb(FIELDS))
     with pytest.raises(ValueError, match=said):
-        FlightMessage.decode(packed)
+        PeerMessage.decode(packed)
 
 
-@given(st.one_of(st.binary(max_size=200), messages.map(FlightMessage.encode)), st.data())
+@given(st.one_of(st.binary(max_size=200), messages.map(PeerMessage.encode)), st.data())
 def test_damage_raises_nothing_else(packed: bytes, data: st.DataObject) -> None:
     damaged = bytearray(packed)
     for _ in range(data.draw(st.integers(0, 3))):
         if damaged:
             damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with suppress(ValueError, TypeError):
-        FlightMessage.decode(bytes(damaged))
+        PeerMessage.decode(bytes(damaged))

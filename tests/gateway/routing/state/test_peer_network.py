@@ -25,7 +25,7 @@ class AnyNetwork(RuleBasedStateMachine):
         self.gateways = {name: Gateway(name) for name in "abc"}
         self.sent: list[bytes] = []
         for each in self.gateways.values():
-            each.flight.connected()
+            each.peers.connected()
 
     @rule(name=names, worker=workers, tokens=st.integers(0, 9))
     def book(self, name: str, worker: str, tokens: int) -> None:
@@ -36,8 +36,8 @@ class AnyNetwork(RuleBasedStateMachine):
     def predict(self, name: str, worker: str, first: int) -> None:
         gateway = self.gateways[name]
         prediction = gateway.predictions.predict(worker, [*range(first, 16 + first)])
-        gateway.standing.append(prediction)
-        gateway.flight.routed(prediction, 0, 2000)
+        gateway.live.append(prediction)
+        gateway.peers.routed(prediction, 0, 2000)
 
     @rule(name=names, data=st.data(), answered=st.booleans())
     def move(self, name: str, data: st.DataObject, answered: bool) -> None:
@@ -45,8 +45,8 @@ class AnyNetwork(RuleBasedStateMachine):
         if gateway.bookings:
             booking = gateway.bookings[data.draw(st.integers(0, len(gateway.bookings) - 1))]
             booking.first_byte() if answered else booking.close()
-        if gateway.standing:
-            prediction = gateway.standing[data.draw(st.integers(0, len(gateway.standing) - 1))]
+        if gateway.live:
+            prediction = gateway.live[data.draw(st.integers(0, len(gateway.live) - 1))]
             if answered:
                 gateway.predictions.first_byte(prediction, self.now)
             else:
@@ -54,7 +54,7 @@ class AnyNetwork(RuleBasedStateMachine):
 
     @rule(name=names)
     def send(self, name: str) -> None:
-        packed = self.gateways[name].flight.outgoing(self.now)
+        packed = self.gateways[name].peers.outgoing(self.now)
         if packed is not None:
             self.sent.append(packed)
 
@@ -62,17 +62,17 @@ class AnyNetwork(RuleBasedStateMachine):
     def deliver(self, name: str, data: st.DataObject) -> None:
         if self.sent:
             packed = self.sent[data.draw(st.integers(0, len(self.sent) - 1))]
-            assert self.gateways[name].flight.receive(packed, self.now) is not Verdict.MALFORMED
+            assert self.gateways[name].peers.receive(packed, self.now) is not Verdict.MALFORMED
 
     @rule(name=names)
     def restart(self, name: str) -> None:
         self.gateways[name] = Gateway(name)
-        self.gateways[name].flight.connected()
+        self.gateways[name].peers.connected()
 
     @rule(name=names)
     def reconnect(self, name: str) -> None:
-        self.gateways[name].flight.disconnected()
-        self.gateways[name].flight.connected()
+        self.gateways[name].peers.disconnected()
+        self.gateways[name].peers.connected()
 
     @rule(seconds=st.floats(0, 2))
     def time_passes(self, seconds: float) -> None:
@@ -81,12 +81,12 @@ class AnyNetwork(RuleBasedStateMachine):
     @rule()
     def all_tell(self) -> None:
         self.now += TOTALS_SECONDS
-        told = [gateway.flight.outgoing(self.now) for gateway in self.gateways.values()]
+        told = [gateway.peers.outgoing(self.now) for gateway in self.gateways.values()]
         for packed in told:
             assert packed is not None
             self.sent.append(packed)
             for gateway in self.gateways.values():
-                gateway.flight.receive(packed, self.now)
+                gateway.peers.receive(packed, self.now)
         for worker in ("v", "w"):
             own = [gateway.reservations.of(worker) for gateway in self.gateways.values()]
             truth = Booked(sum(each.requests for each in own), sum(each.pending_tokens for each in own))
@@ -94,8 +94,8 @@ class AnyNetwork(RuleBasedStateMachine):
                 assert gateway.reservations.everywhere(worker) == truth
         for gateway in self.gateways.values():
             others = [other for other in self.gateways.values() if other is not gateway]
-            assert gateway.flight.predicted.keys <= sum(2 * len(other.flight._told) for other in others)
-            assert gateway.flight.shared(self.now)
+            assert gateway.peers.predicted.keys <= sum(2 * other.peers.reported for other in others)
+            assert gateway.peers.shared(self.now)
 
     @invariant()
     def nothing_is_negative(self) -> None:
@@ -109,13 +109,13 @@ class AnyNetwork(RuleBasedStateMachine):
         for gateway in self.gateways.values():
             for booking in gateway.bookings:
                 booking.close()
-            for prediction in gateway.standing:
+            for prediction in gateway.live:
                 gateway.predictions.withdraw(prediction)
         self.all_tell()
         for gateway in self.gateways.values():
-            assert gateway.reservations._own == gateway.reservations._everywhere == {}
+            assert gateway.reservations.own == gateway.reservations.all == {}
             assert gateway.reservations._recent == {}
-            assert (gateway.flight.predicted.keys, gateway.predictions.keys) == (0, 0)
+            assert (gateway.peers.predicted.keys, gateway.predictions.keys) == (0, 0)
 
 
 TestAnyNetwork = AnyNetwork.TestCase

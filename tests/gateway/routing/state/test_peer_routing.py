@@ -11,6 +11,7 @@ import pytest
 from gateway.http.outcome import Outcome
 from gateway.prompts.keyer import Prompt
 from gateway.routing.census.targets import Target
+from gateway.routing.gauges import publish_gauges
 from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.state.peer_view import FORGET_SECONDS
 from gateway.routing.state.reservations import NOTHING, Booked
@@ -52,9 +53,9 @@ def burst(gateways: int, *, shared: bool, requests: int = 64, spacing: float = 0
         replicas.at(start + position * spacing, lambda at=position, what=asked: arrive(at, what))
     replicas.run(start + 60)
     for pool in replicas.pools:
-        assert pool.router.reservations.workers == frozenset()
-        assert pool.router.reservations._everywhere == {}
-        assert pool.router.flight.predicted.keys == 0
+        assert pool.router.state.reservations.workers == frozenset()
+        assert pool.router.state.reservations.all == {}
+        assert pool.router.state.peers.predicted.keys == 0
     return sum(found) / (6080 * requests)
 
 
@@ -79,7 +80,7 @@ def test_gateways_see_each_others_bookings_and_spread() -> None:
         assignment.close(Outcome.COMPLETED)
     replicas.run(replicas.now + 0.1)
     for pool in replicas.pools:
-        assert all(pool.router.reservations.everywhere(name) == NOTHING for name in NAMES)
+        assert all(pool.router.state.reservations.everywhere(name) == NOTHING for name in NAMES)
 
 
 def test_identical_prompts_at_one_instant_over_gateways_share_by_load() -> None:
@@ -100,15 +101,15 @@ def test_a_killed_gateways_requests_are_forgotten_and_the_others_keep_theirs() -
     mine = lives.assign(prompt(640))
     theirs = dies.assign(prompt(32_000, 10_000))
     replicas.run(replicas.now + 0.1)
-    assert lives.router.reservations.everywhere(theirs.worker_id).pending_tokens >= 32_000
+    assert lives.router.state.reservations.everywhere(theirs.worker_id).pending_tokens >= 32_000
     replicas.kill(1)
     replicas.run(replicas.now + FORGET_SECONDS + 0.5)
-    assert lives.router.flight.gateways == 0
-    assert lives.router.reservations.everywhere(mine.worker_id) == Booked(1, 640)
+    assert lives.router.state.peers.gateways == 0
+    assert lives.router.state.reservations.everywhere(mine.worker_id) == Booked(1, 640)
     if theirs.worker_id != mine.worker_id:
-        assert lives.router.reservations.everywhere(theirs.worker_id) == NOTHING
+        assert lives.router.state.reservations.everywhere(theirs.worker_id) == NOTHING
     mine.close(Outcome.COMPLETED)
-    assert lives.router.reservations._everywhere == {}
+    assert lives.router.state.reservations.all == {}
 
 
 def test_after_aborts_retries_and_a_kill_every_counter_is_zero() -> None:
@@ -138,13 +139,13 @@ def test_after_aborts_retries_and_a_kill_every_counter_is_zero() -> None:
     for number in range(400):
         replicas.at(start + number * 0.01, lambda n=number: arrive(n % 4, n))
     replicas.run(start + 2)
-    assert sum(replicas.pools[0].router.reservations.everywhere(name).requests for name in NAMES) > 0
+    assert sum(replicas.pools[0].router.state.reservations.everywhere(name).requests for name in NAMES) > 0
     replicas.kill(3)
     replicas.run(start + 10)
     for pool in replicas.pools[:3]:
-        assert pool.router.reservations._own == pool.router.reservations._everywhere == {}
-        assert pool.router.flight.predicted.keys == 0
-        assert pool.router.flight.gateways == 2
+        assert pool.router.state.reservations.own == pool.router.state.reservations.all == {}
+        assert pool.router.state.peers.predicted.keys == 0
+        assert pool.router.state.peers.gateways == 2
 
 
 def test_a_worker_that_flaps_ends_with_nothing_booked() -> None:
@@ -152,26 +153,26 @@ def test_a_worker_that_flaps_ends_with_nothing_booked() -> None:
     replicas = Replicas(2)
     replicas.run(replicas.now + 0.1)
     first, second = replicas.pools
-    targets = [worker.target for worker in first.router.workers.all]
+    targets = [worker.target for worker in first.router.census.workers.all]
     held = [first.assign(prompt(640, 1000 * number)) for number in range(4)]
     for pool in replicas.pools:
         pool.targets([target for target in targets if target.uid != "a"])
     replicas.run(replicas.now + 0.1)
-    assert second.router.reservations.everywhere("a") == Booked(1, 640)
+    assert second.router.state.reservations.everywhere("a") == Booked(1, 640)
     for pool in replicas.pools:
         pool.targets(targets)
     held += [second.assign(prompt(640, 100_000 + 1000 * number)) for number in range(4)]
     replicas.run(replicas.now + 0.1)
     for pool in replicas.pools:
-        assert sum(pool.router.reservations.everywhere(name).requests for name in NAMES) == 8
+        assert sum(pool.router.state.reservations.everywhere(name).requests for name in NAMES) == 8
     for assignment in held:
         assignment.first_byte()
         assignment.close(Outcome.COMPLETED)
         for pool in replicas.pools:
-            assert all(booked.requests >= 0 for booked in pool.router.reservations._everywhere.values())
+            assert all(booked.requests >= 0 for booked in pool.router.state.reservations.all.values())
     replicas.run(replicas.now + 0.1)
     for pool in replicas.pools:
-        assert pool.router.reservations._everywhere == {}
+        assert pool.router.state.reservations.all == {}
 
 
 def test_a_dead_workers_counters_go_and_the_others_stay() -> None:
@@ -185,14 +186,14 @@ def test_a_dead_workers_counters_go_and_the_others_stay() -> None:
     held.pop("a").close(Outcome.UNREACHABLE)
     replicas.run(replicas.now + 0.1)
     for pool in replicas.pools:
-        assert pool.router.reservations.everywhere("a") == NOTHING
-        assert all(pool.router.reservations.everywhere(name) == Booked(1, 640) for name in "bcd")
+        assert pool.router.state.reservations.everywhere("a") == NOTHING
+        assert all(pool.router.state.reservations.everywhere(name) == Booked(1, 640) for name in "bcd")
 
 
 def test_without_others_a_reported_queue_counts_and_own_bookings_since() -> None:
     pool = Pool(("a", "b"))
-    pool.router.flight.start(name="g", incarnation=1, wake=lambda: None)
-    assert not pool.router.flight.shared(pool.now)
+    pool.router.state.peers.start(name="g", incarnation=1, wake=lambda: None)
+    assert not pool.router.state.peers.shared(pool.now)
     pool.report("a", 30_000)
     pool.report("b", 0)
     pool.now += 0.01
@@ -211,7 +212,7 @@ def test_without_others_a_reported_queue_counts_and_own_bookings_since() -> None
     assert {terms.worker: terms.pending_tokens for terms in choice.decision.terms}["b"] == 5000 + 640
     for assignment in (*picked, late):
         assignment.close(Outcome.COMPLETED)
-    assert pool.router.reservations.workers == frozenset()
+    assert pool.router.state.reservations.workers == frozenset()
 
 
 def test_a_router_that_exchanges_nothing_goes_by_its_bookings() -> None:
@@ -230,5 +231,5 @@ def test_one_worker_with_an_old_report_is_served_and_that_is_visible(age: float,
     pool = Pool(("a",))
     pool.report("a", 10**9, age=age)
     assert pool.assign(prompt(640)).worker_id == "a"
-    pool.router.publish_gauges()
+    publish_gauges(pool.router)
     assert pool.metric("warmroute_gateway_unreported_workers", pool="p") == unreported

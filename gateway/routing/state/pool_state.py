@@ -1,7 +1,10 @@
-"""What is known of a pool's workers at one moment: the facts that policies decide on.
+"""What a gateway knows of a pool's workers beside what they say of themselves, and the facts that it makes of it.
 
-Of a worker's cache it is the index's word, or in approximate mode what was routed to it, and what is predicted; of its
-load the gateways' bookings and its own report. A worker that the index is late with is as one that says nothing.
+What a worker has cached is what the index says, or in approximate mode what was routed to it; and what is predicted.
+Its load is what gateways have booked on it, and its own report. Of a worker that the index is late with, neither its
+entries in the index nor its reports count.
+
+The state changes with every request. No I/O; the clock is an argument.
 """
 
 from __future__ import annotations
@@ -10,15 +13,19 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from gateway.prompts.keyer import KeySpace, Prompt
+from gateway.routing.census.census import IndexView
 from gateway.routing.census.workers import Worker
 from gateway.routing.policies.facts import CandidateFacts, PrefillRate
-from gateway.routing.state.approximate import ApproximateIndex
+from gateway.routing.state.approximate import DEFAULT_CAPACITY_KEYS, ApproximateIndex
 from gateway.routing.state.load_report import FRESH_SECONDS, Report
-from gateway.routing.state.peer_sync import Flight
+from gateway.routing.state.peer_sync import PeerSync
 from gateway.routing.state.predictions import Predictions
 from gateway.routing.state.rates import PrefillRates
 from gateway.routing.state.reservations import NOTHING, Reservations
-from indexer.reader.mirror import Match, Mirror
+from gateway.routing.state.retry_budget import RetryBudget
+from gateway.routing.state.sessions import Sessions
+from indexer.reader.mirror import Match
+from warmroute.config.pool import PoolConfig
 
 NO_MATCH: Final = Match(0)
 NO_MATCHES: Final[dict[str, Match]] = {}
@@ -27,46 +34,38 @@ NO_RATES: Final[dict[str, PrefillRate]] = {}
 NO_KEYS: Final[Sequence[int]] = ()
 
 
-class IndexView(Protocol):
-    """What routing reads of a pool's index: `indexer.reader.pool_index.PoolIndex`, or a replay's own."""
-
-    @property
-    def mirror(self) -> Mirror: ...
-
-    @property
-    def late(self) -> frozenset[str]: ...
-
-
 class Reports(Protocol):
     """What routing reads of the workers' loads: `gateway.discovery.load_reports.LoadReports`, or a replay's own."""
 
     def of(self, pool: str) -> dict[str, Report]: ...
 
 
-class Sight:
-    """One pool's workers as this gateway sees them. Bounded as its parts are."""
+class PoolState:
+    """One pool's state. Bounded as its parts are."""
 
-    def __init__(self, pool: str, index: IndexView, reports: Reports, *, rated: bool) -> None:
-        """`rated`: policies are told the workers' learned rates."""
+    def __init__(self, config: PoolConfig, index: IndexView, reports: Reports, *, rated: bool) -> None:
+        """`rated`: the facts include the workers' learned rates."""
         self.index = index
-        self.reports = reports
         self.reservations = Reservations()
         self.predictions = Predictions()
-        self.flight = Flight(self.reservations, self.predictions)
-        """The other gateways' bookings and predictions; whoever runs the exchange keeps it current."""
+        self.peers = PeerSync(self.reservations, self.predictions)
+        """The other gateways' bookings and predictions; whoever exchanges messages with them keeps it current."""
         self.approximate = ApproximateIndex()
         self.rates = PrefillRates()
-        self._pool = pool
+        self.sessions = Sessions()
+        self.retry_budget = RetryBudget(config.retry_ratio, config.retries_per_second)
+        self._pool = config.name
+        self._reports = reports
         self._rates: dict[str, PrefillRate] = self.rates.learned if rated else NO_RATES
 
     def forget(self, worker: str) -> None:
-        """The worker with this uid left."""
+        """The worker with this uid left. Its bookings are freed when their requests end."""
         self.rates.forget(worker)
         self.approximate.forget(worker)
 
     def unreported(self, workers: Iterable[Worker], now: float) -> int:
         """Workers that the index knows and that have not reported their load lately."""
-        reports, oldest = self.reports.of(self._pool), now - FRESH_SECONDS
+        reports, oldest = self._reports.of(self._pool), now - FRESH_SECONDS
         known = [worker.index_id for worker in workers if worker.index_id is not None]
         return sum(name not in reports or reports[name].measured_at < oldest for name in known)
 
@@ -79,8 +78,8 @@ class Sight:
         confirmed = self.index.mirror.match(keys) if keys else NO_MATCHES
         approximate = self.approximate.match(keys) if keys else NO_MATCHES
         predicted = self.predicted(keys) if keys else NO_DEPTHS
-        shared = self.flight.shared(now)
-        late, reports, rates = self.index.late, self.reports.of(self._pool), self._rates
+        shared = self.peers.shared(now)
+        late, reports, rates = self.index.late, self._reports.of(self._pool), self._rates
         bookings = self.reservations.all if shared else self.reservations.own
         oldest = now - FRESH_SECONDS
         tokens, size = (prompt.tokens, space.index_block_tokens) if keys and prompt and space else (0, 0)
@@ -98,8 +97,8 @@ class Sight:
                 if report is not None and report.measured_at >= oldest:
                     waiting, kv_use = report.waiting_tokens, report.kv_cache_usage
                     if not shared:
-                        booked = self.flight.without_others(uid, report)
-            if approximate and is_approximate(worker):
+                        booked = self.peers.without_others(uid, report)
+            if approximate and worker.approximate:
                 match = approximate.get(uid, NO_MATCH)
             matched = host = 0
             blocks, host_blocks = match
@@ -130,13 +129,13 @@ class Sight:
     def predicted(self, keys: Sequence[int]) -> dict[str, int]:
         """Leading blocks that this gateway or another expects on workers."""
         depths = self.predictions.match(keys)
-        for uid, depth in self.flight.predicted.match(keys).items():
+        for uid, depth in self.peers.predicted.match(keys).items():
             if depth > depths.get(uid, 0):
                 depths[uid] = depth
         return depths
 
-
-def is_approximate(worker: Worker) -> bool:
-    """Whether what it holds is known from what was routed to it alone. One whose agent fell silent is late, not this:
-    it holds what it held."""
-    return worker.facts is None or not worker.facts.publishes_events
+    def computed(self, worker: Worker, prompt: Prompt) -> None:
+        """A reply's first byte came: a worker in approximate mode is taken to hold the prompt now."""
+        if prompt.keys and worker.approximate:
+            capacity = worker.facts.capacity.get("device", 0) if worker.facts else 0
+            self.approximate.computed(worker.uid, prompt.keys, capacity or DEFAULT_CAPACITY_KEYS)
