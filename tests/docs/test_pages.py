@@ -54,3 +54,15 @@ def test_files_that_are_named_exist(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     for path in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|lua|md|json|jsonl\.gz|yaml|proto|tpl))", text):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("name", ["docs/a-request.md", "docs/architecture.md"])
+def test_steps_of_a_request_name_what_is_there(name: str) -> None:
+    """`requests/app.py:App.serve`, below gateway/."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    steps = re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py):([A-Za-z_.]+)`", text)
+    assert len(steps) >= 8
+    for path, qualified in steps:
+        source = (ROOT / "gateway" / path).read_text(encoding="utf-8")
+        for part in qualified.split("."):
+            assert re.search(rf"^\s*(?:async )?(?:def|class) {part}\b", source, re.MULTILINE), (path, qualified)
