@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
 
-from gateway.requests import edit
 from gateway.requests.edit import INLINE_BYTES
 from gateway.requests.resolve import CONTAINERS_LIMIT
 from tests.gateway.http.support import replying, run, worker
@@ -33,20 +34,23 @@ def test_a_body_of_very_many_lists_or_objects_is_refused_before_it_is_read(unit:
 
 def test_large_bodies_are_edited_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    edited = edit._edited
+    to_thread = asyncio.to_thread
 
-    def recorded(*arguments: Any) -> bytes:
-        threads.append(threading.get_ident())
-        return edited(*arguments)
+    async def recorded(function: Callable[..., Any], *arguments: Any) -> Any:
+        def noted() -> Any:
+            threads.append(threading.get_ident())
+            return function(*arguments)
+
+        return await to_thread(noted)
 
     async def scenario() -> None:
         async with worker(replying(as_json(b"{}"))) as engine, gate(engine.port, aliases={"public": "lora"}) as gateway:
-            for size in (10, INLINE_BYTES):
+            for size, count in ((10, 0), (INLINE_BYTES, 1)):
                 body = {"model": "public", "prompt": "x" * size}
                 assert (await gateway.ask("POST", "/v1/completions", body)).status == 200
                 assert orjson.loads(engine.requests[-1].body) == {**body, "model": "lora"}
-            here = threading.get_ident()
-            assert [thread == here for thread in threads] == [True, False]
+                assert len(threads) == count
+            assert threading.get_ident() not in threads
 
-    monkeypatch.setattr(edit, "_edited", recorded)
+    monkeypatch.setattr(asyncio, "to_thread", recorded)
     run(scenario())
