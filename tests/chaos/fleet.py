@@ -9,7 +9,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from gateway.process.gateway import Gateway
 from tests.gateway.http.support import LAST_CHUNK, SSE_HEAD, Link, chunk, plain
 from tests.gateway.process.test_gateway import is_ready
 from tests.indexer.support import running
+from tests.ports import free_ports
 from tests.support import eventually, redis_client
-from warmroute.cli.children import free_ports
 from warmroute.config.gateway import GatewayConfig
 from worker.model_cache import ensure_model
 
@@ -46,13 +46,20 @@ class Engine:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
 
     async def kill(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for link, task in self._links.items():
-            link.die()
-            task.cancel()
-        await asyncio.gather(*self._links.values(), return_exceptions=True)
+        """Whatever fails of it, the rest is done."""
+        async with AsyncExitStack() as ending:
+            ending.push_async_callback(asyncio.gather, *self._links.values(), return_exceptions=True)
+            for link, task in self._links.items():
+                ending.callback(task.cancel)
+                ending.callback(link.die)
+            if self._server is not None:
+                ending.callback(self._server.close)
+                self._server = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it listens or has a connection."""
+        return self._server is not None or bool(self._links)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(reader, writer, [])
@@ -168,6 +175,7 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(redis_url: str, folder: Path, draw: random.Random, engines: int = 4) -> AsyncIterator[Fleet]:
+    """Ready, with both gateways knowing each other. At the end all of it is ended, whatever fails of that."""
     *ports, port, admin, nothing = free_ports(engines + 3)
     pool = {"name": POOL, "model": "m", "model_path": str(ensure_model())}
     pool |= {"workers": [f"127.0.0.1:{each}" for each in ports]}
@@ -175,31 +183,32 @@ async def fleet(redis_url: str, folder: Path, draw: random.Random, engines: int 
     path = folder / "gateway.yaml"
     sections = {"redis": {"url": redis_url}, "gateway": {**section, "port": port, "admin_port": admin}}
     path.write_text(yaml.safe_dump(sections))
-    all_engines = [Engine(each, draw) for each in ports]
-    for engine in all_engines:
-        await engine.start()
-    victim = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "warmroute", "gateway", "--config", str(path)),
-        stderr=asyncio.subprocess.DEVNULL,
-        env={name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")},
-    )
-    try:
-        async with redis_client(redis_url) as redis, redis_client(redis_url) as peers_redis:
-            settings = GatewayConfig.model_validate({**section, "port": 0})
-            survivor = Gateway(settings, redis, peers_redis=peers_redis, name="survivor")
-            try:
-                async with running(*survivor.tasks()):
-                    await survivor.server.start()
-                    await eventually(lambda: asyncio.to_thread(is_ready, f"http://127.0.0.1:{admin}/readyz"), within=30)
-                    await eventually(lambda: survivor.readiness()[0], within=30)
-                    made = Fleet(all_engines, survivor, victim, port, draw)
-                    await eventually(lambda: made.gauge("gateway_flight_gateways") == 1)
-                    yield made
-            finally:
-                await survivor.stop()
-    finally:
-        if victim.returncode is None:
-            victim.kill()
-        await victim.wait()
+    async with AsyncExitStack() as stack:
+        all_engines = [Engine(each, draw) for each in ports]
         for engine in all_engines:
-            await engine.kill()
+            stack.push_async_callback(engine.kill)
+            await engine.start()
+        victim = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "warmroute", "gateway", "--config", str(path)),
+            stderr=asyncio.subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")},
+        )
+        stack.push_async_callback(ended, victim)
+        redis, peers_redis = [await stack.enter_async_context(redis_client(redis_url)) for _ in range(2)]
+        settings = GatewayConfig.model_validate({**section, "port": 0})
+        survivor = Gateway(settings, redis, peers_redis=peers_redis, name="survivor")
+        stack.push_async_callback(survivor.stop)
+        await stack.enter_async_context(running(*survivor.tasks()))
+        await survivor.server.start()
+        await eventually(lambda: asyncio.to_thread(is_ready, f"http://127.0.0.1:{admin}/readyz"), within=30)
+        await eventually(lambda: survivor.readiness()[0], within=30)
+        made = Fleet(all_engines, survivor, victim, port, draw)
+        await eventually(lambda: made.gauge("gateway_flight_gateways") == 1)
+        yield made
+
+
+async def ended(process: asyncio.subprocess.Process) -> None:
+    """Kill it, if it runs."""
+    if process.returncode is None:
+        process.kill()
+    await process.wait()

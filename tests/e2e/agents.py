@@ -13,9 +13,10 @@ import yaml
 
 from indexer.reader.pool_index import PoolIndex
 from tests.indexer.support import follower
+from tests.ports import free_ports
 from tests.support import eventually
 from tests.worker.adapters.stand_in import EngineHttp, RankSockets, engine_http, kv_event_source, rank_sockets
-from warmroute.cli.children import Child, free_ports, stop_all
+from warmroute.cli.children import Child, stop_all
 
 POOL = "engines"
 READY_SECONDS = 60.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from warmroute.cli.children import free_ports
+from tests.ports import free_ports
 from warmroute.cli.stack import MODEL, Plan, Ports
 from warmroute.config.log import LogConfig
 from worker.model_cache import ensure_model

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from warmroute.cli.children import free_ports
+from tests.ports import free_ports
 from warmroute.cli.stack import get_json
 
 pytestmark = pytest.mark.timeout(240)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +68,12 @@ async def gate(
         pools["org/other@x y"] = Pool(pool.router)
     app = App(gateway, pools, upstreams, pool.router.metrics, access, redis)
     server = Server(app, gateway, on_refusal=app.count, error_shapes=ERROR_SHAPES)
-    await server.start()
-    try:
-        async with running(*app.tasks()):
-            yield Gate(server, pool, app)
-    finally:
-        await server.drain(0)
-        await app.decisions.stop()
-        await upstreams.close()
+    async with AsyncExitStack() as stack:  # each part is closed, whatever fails of the others
         for served in pools.values():
-            await served.engine_tokens.close()
+            stack.push_async_callback(served.engine_tokens.close)
+        stack.push_async_callback(upstreams.close)
+        stack.push_async_callback(app.decisions.stop)
+        stack.push_async_callback(server.drain, 0)
+        await server.start()
+        await stack.enter_async_context(running(*app.tasks()))
+        yield Gate(server, pool, app)

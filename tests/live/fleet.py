@@ -19,8 +19,9 @@ from indexer.reader.pool_index import PoolIndex
 from tests.indexer.support import follower
 from tests.live.engine import BLOCK_TOKENS, Engine, Truth, answers
 from tests.live.tally import TALLY, Row
+from tests.ports import free_ports
 from tests.support import eventually
-from warmroute.cli.children import Child, free_ports, stop_all
+from warmroute.cli.children import Child, stop_all
 
 INDEX_TOKENS = 64
 POOL = "live"

@@ -1,7 +1,8 @@
 """Limits that end a run whatever it hangs in, beside those of pytest-timeout.
 
 pytest-timeout's signal raises an exception in the test, which then fails and the run goes on. Code that catches the
-exception, or a loop that waits in C, goes on too. So there are two harder limits, each `GRACE_SECONDS` after a softer one:
+exception, or a loop that waits in C, goes on too. So there are two harder limits, each `GRACE_SECONDS` after a
+softer one:
 
 - a test: the process writes the stacks of its threads and exits. A thread of faulthandler's does it, which needs no
   interpreter lock. With pytest-xdist another process takes over, and the test is reported as the one that crashed it.

@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 
 class LeftOpenError(AssertionError):
-    """Something was destroyed that nobody had closed."""
+    """Something was destroyed that nobody had closed: what this test left, or one before it that failed (its traceback
+    held on to it)."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,7 +42,7 @@ def _checked() -> Generator[None, T, T]:
             failure.add_note(f"left open: {text}")
         raise failure
     if left_open:
-        raise LeftOpenError("; ".join(left_open))
+        raise LeftOpenError("left open, by this test or by one before it that failed: " + "; ".join(left_open))
     return result
 
 

@@ -18,8 +18,8 @@ from gateway.process.gateway import Gateway
 from tests.gateway.http.support import Link, client, plain, run, worker
 from tests.gateway.process.test_gateway import REQUEST, healthy_then
 from tests.indexer.support import running
+from tests.ports import free_ports
 from tests.support import eventually
-from warmroute.cli.children import free_ports
 from warmroute.config.gateway import GatewayConfig
 from warmroute.config.model import RedisConfig
 from warmroute.redis.client import connect

@@ -114,7 +114,8 @@ class Link:
     def die(self) -> None:
         """Reset the connection, as the kernel does for a killed process with unread input."""
         sock = self.writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if sock is not None:  # it is closed already, else
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     async def peer_gone(self) -> None:

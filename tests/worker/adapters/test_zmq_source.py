@@ -15,10 +15,10 @@ import zmq.asyncio
 
 from indexer.keys import prompt_keys
 from tests.indexer.support import running
+from tests.ports import free_ports
 from tests.support import eventually
 from tests.worker.adapters.stand_in import rank_sockets
 from tests.worker.adapters.support import FINGERPRINT
-from warmroute.cli.children import free_ports
 from worker.adapters.feed import Feed
 from worker.adapters.sources import EventSource
 from worker.adapters.translate import Translator

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.indexer.support import Engine, engine, identity, indexer, running
+from tests.ports import free_ports
 from tests.support import eventually
-from warmroute.cli.children import free_ports
 from worker.events import BlockStored, EngineLoad
 from worker.metrics import WorkerMetrics
 from worker.publish.publisher import Publisher
