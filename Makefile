@@ -35,8 +35,8 @@ up: $(STAMP) ## run everything on this machine: index, three workers, gateway on
 demo: $(STAMP) ## hold one scripted conversation, warm-routed and round-robin, and print the figures
 	@$(BIN)/warmroute demo $(ARGS)
 
-test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## run the tests, on as many cores as there are (at most 4; ARGS="-n 0": in this process)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 test-vllm: $(STAMP) ## two real vLLM servers behind agents and a gateway; tests/live/test_vllm.py says what it needs
 	@test -n "$$WARMROUTE_LIVE_VLLM_SERVE" || { echo "WARMROUTE_LIVE_VLLM_SERVE must say how to start a vLLM server: see tests/live/test_vllm.py"; exit 1; }

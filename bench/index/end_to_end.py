@@ -220,11 +220,16 @@ class _Run:
         return _Moment(time.monotonic(), used, machine_cpu_seconds())
 
     def _index_bytes(self) -> int:
-        """Redis memory without its log and its clients' buffers."""
-        with Redis.from_url(self._servers.redis_url) as redis:
-            memory = redis.info("memory")
-            log = redis.memory_usage(Part(POOL).key("log"), samples=0) or 0
-            return int(memory["used_memory"] - memory["mem_clients_normal"] - log)
+        """Redis memory of all that the index keeps but its log, as the server says it of each key.
+
+        How much the whole server grew says less: its clients' buffers and tables come and go by tens of kilobytes.
+        """
+        log = Part(POOL).key("log").encode()
+        with Redis.from_url(self._servers.redis_url) as redis, redis.pipeline(transaction=False) as pipeline:
+            for key in redis.scan_iter(count=1000):
+                if key != log:
+                    pipeline.memory_usage(key, samples=0)
+            return sum(size or 0 for size in pipeline.execute())
 
     def _check_contents(self) -> None:
         """The figures are of a mirror that holds exactly what the workers hold."""

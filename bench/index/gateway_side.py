@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import reduce
 from operator import xor
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
@@ -26,18 +26,24 @@ from warmroute.redis.client import connect
 POLL_SECONDS = 0.02
 
 
-class WatchedMirror(Mirror):
-    """Counts the keys that enter; `arrivals` keeps when each batch did while it is a list."""
+class WatchedMirror:
+    """A mirror that counts the keys that enter; `arrivals` keeps when each batch did while it is a list.
+
+    It has a mirror rather than being one: a compiled class has no subclasses that are not.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        self._mirror = Mirror()
         self.added = 0
         self.added_at = 0.0
         self.arrivals: list[tuple[float, Sequence[int]]] | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mirror, name)
+
     def add(self, slot: int, tier: Tier, keys: Iterable[int]) -> None:
         assert isinstance(keys, Sequence | array)
-        super().add(slot, tier, keys)
+        self._mirror.add(slot, tier, keys)
         self.added += len(keys)
         self.added_at = time.monotonic()
         if self.arrivals is not None:
@@ -47,15 +53,10 @@ class WatchedMirror(Mirror):
 class GatewaySide:
     """What the parent calls; see `bench.index.processes.Process`."""
 
-    def __init__(self, index: PoolIndex, watch: Watch) -> None:
-        self._index = index
+    def __init__(self, mirror: WatchedMirror, watch: Watch) -> None:
+        self._mirror = mirror
         self._watch = watch
         self._opened_at = time.monotonic()
-
-    @property
-    def _mirror(self) -> WatchedMirror:
-        assert isinstance(self._index.mirror, WatchedMirror)
-        return self._index.mirror
 
     async def attached(self, workers: int) -> None:
         """Wait until so many workers have a slot."""
@@ -114,9 +115,10 @@ async def open_gateway_side(redis_url: str) -> AsyncIterator[GatewaySide]:
     assert isinstance(loop, WatchedLoop)
     redis: Any = connect(RedisConfig(url=redis_url))
     freeze_garbage()  # as the gateway does
-    index = PoolIndex(redis, POOL, GatewayMetrics(CollectorRegistry()), new_mirror=WatchedMirror)
+    mirror = WatchedMirror()
+    index = PoolIndex(redis, POOL, GatewayMetrics(CollectorRegistry()), new_mirror=lambda: cast("Mirror", mirror))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(index.run())
-        yield GatewaySide(index, loop.watch)
+        yield GatewaySide(mirror, loop.watch)
         running.cancel()
     await redis.aclose()

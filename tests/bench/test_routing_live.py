@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.bench.test_index import none_left, start
+from tests.bench.support import none_left, started
 
 PROMISED = {
     "hot_tenant.hit",
@@ -25,15 +25,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the bench reads
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_short_run_ends_with_one_json_object() -> None:
     """The peer is a proxy that sends everything to the first engine."""
     proxy = f"{shlex.quote(sys.executable)} -m bench.relay.aiohttp_proxy"
     peer = f"set -- {{workers}}; exec {proxy} {{port}} ${{1##*:}}"
     policies = ("--policies", "warm,least_requests")
-    process = start(
-        "-m", "bench.routing_live", "--quick", "--seed", "7", "--only", "hot_tenant", *policies, "--peer", peer
-    )
-    out, err = process.communicate(timeout=120)
+    flags = ("--quick", "--seed", "7", "--only", "hot_tenant", *policies, "--peer", peer)
+    with started("-m", "bench.routing_live", *flags) as process:
+        out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
     figures = json.loads(out.splitlines()[-1])
     assert figures.keys() >= PROMISED
@@ -49,7 +49,7 @@ def test_a_short_run_ends_with_one_json_object() -> None:
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    process = start("-m", "bench.routing_live", "--policies", "warm,colder")
-    _, err = process.communicate(timeout=60)
+    with started("-m", "bench.routing_live", "--policies", "warm,colder") as process:
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "no policy colder" in err

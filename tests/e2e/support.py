@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 from tests.ports import free_ports
-from warmroute.cli.stack import MODEL, Plan, Ports
+from warmroute.cli.stack import MODEL, Part, Plan, Ports, Stack, say_on_stderr
 from warmroute.config.log import LogConfig
 from worker.model_cache import ensure_model
 
@@ -29,6 +30,20 @@ def plan(workers: int, **changes: Any) -> Plan:
         "log": LogConfig(),
     }
     return Plan(**{**fields, **changes})
+
+
+class SharedStack(ExitStack):
+    """One stack after the other: the same as long as all of its parts live."""
+
+    _stack: Stack | None = None
+    _started: tuple[Part, ...] = ()
+
+    def whole(self) -> Stack:
+        if self._stack is None or any(part.child.exit_code is not None for part in self._started):
+            self.close()
+            self._stack = self.enter_context(Stack(plan(3), say_on_stderr))
+            self._started = tuple(self._stack.parts.values())
+        return self._stack
 
 
 @dataclass

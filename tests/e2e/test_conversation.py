@@ -220,8 +220,6 @@ def test_metrics_tell_what_happened(stack: Stack) -> None:
 
 
 def test_a_worker_killed_in_mid_conversation_and_the_conversation_goes_on(stack: Stack) -> None:
-    """Last in this file: it leaves the stack with two workers."""
-
     async def scenario(session: aiohttp.ClientSession) -> None:
         talk = Conversation(port_of(stack))
         first = await talk.say(session, "Who jumps?")

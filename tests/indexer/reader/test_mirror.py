@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 import pytest
@@ -198,3 +199,25 @@ def test_keys_of_slots_that_are_not_open_are_ignored(slot: int) -> None:
     mirror.add(slot, "device", [A])
     mirror.remove(slot, "device", [A])
     assert mirror.size == 0
+
+
+def test_a_million_prefixes_pass_through_and_memory_stays_bounded() -> None:
+    window, prefixes = 20_000, 1_000_000
+    mirror = Mirror()
+    mirror.open_slot(1)
+    mirror.set_worker("w", 1, FACTS)
+
+    def scattered(number: int) -> int:
+        return number * 0x9E3779B97F4A7C15 % (1 << 64)
+
+    def table_bytes() -> int:
+        return sum(map(sys.getsizeof, mirror._tiers["device"]))
+
+    for first in range(0, window, 1000):
+        mirror.add(1, "device", map(scattered, range(first, first + 1000)))
+    filled = table_bytes()
+    for first in range(window, prefixes, 1000):
+        mirror.remove(1, "device", map(scattered, range(first - window, first - window + 1000)))
+        mirror.add(1, "device", map(scattered, range(first, first + 1000)))
+    assert mirror.size == window
+    assert table_bytes() <= 2 * filled

@@ -66,7 +66,7 @@ def test_a_hello_of_an_earlier_life_that_comes_late_locks_nobody_out(redis_url: 
 
 
 def test_loads_go_on_while_redis_is_away_and_deltas_follow_later() -> None:
-    server = ValkeyServer(config={"save": ""})
+    server = ValkeyServer(port=free_ports(1)[0], config={"save": ""})
     server.start()
     url, port = f"redis://127.0.0.1:{server.port}", server.port
 

@@ -24,6 +24,7 @@ from tests.indexer.support import (
     run,
     running,
 )
+from tests.ports import free_ports
 from tests.support import eventually, redis_client
 from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
@@ -134,7 +135,7 @@ def test_a_wipe_heals_without_any_change_of_the_cache(redis_url: str) -> None:
 
 
 def test_redis_away_and_back_empty() -> None:
-    server = ValkeyServer(config={"save": ""})
+    server = ValkeyServer(port=free_ports(1)[0], config={"save": ""})
     server.start()
     url, port = f"redis://127.0.0.1:{server.port}", server.port
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.indexer.support import Engine, engine, identity, indexer, running
+from tests.indexer.support import Engine, engine, identity, indexer, run, running
 from tests.ports import free_ports
 from tests.support import eventually
+from warmroute.v1 import index_pb2_grpc
 from worker.events import BlockStored, EngineLoad
 from worker.metrics import WorkerMetrics
 from worker.publish.publisher import Publisher
@@ -88,3 +91,50 @@ def test_a_worker_told_to_leave_finishes_what_is_on_the_way(redis_url: str) -> N
                 await eventually(lambda: worker.publisher._metrics.deltas._value.get())
 
     asyncio.run(scenario())
+
+
+class Stalled(index_pb2_grpc.IndexServiceServicer):
+    """Accepts streams, and neither reads nor answers."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+
+    async def Publish(self, request_iterator, context) -> None:  # noqa: N802
+        self.streams += 1
+        await asyncio.sleep(3600)
+
+    async def Loads(self, request, context) -> None:  # noqa: N802
+        raise NotImplementedError
+
+    async def Describe(self, request, context) -> None:  # noqa: N802
+        raise NotImplementedError
+
+
+def test_a_consumer_that_stalls_never_blocks_the_engine() -> None:
+    async def scenario() -> None:
+        server, stalled = grpc.aio.server(), Stalled()
+        index_pb2_grpc.add_IndexServiceServicer_to_server(stalled, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        worker = engine(f"127.0.0.1:{port}", "w")
+        try:
+            async with running(worker.publisher.run()):
+                await eventually(lambda: stalled.streams)
+                state = worker.publisher.state
+                slowest = 0.0
+                for number in range(3000):
+                    started_at = time.perf_counter()
+                    worker.store(number)
+                    if number >= 100:
+                        worker.remove(number - 100)
+                    slowest = max(slowest, time.perf_counter() - started_at)
+                    if number % 100 == 0:
+                        await asyncio.sleep(0)
+                assert slowest < 0.5
+                assert state.held_count("device") == 100
+                # Changes that nobody took have merged: what is left is what a snapshot would say.
+                assert state.unpublished <= 200
+        finally:
+            await server.stop(0)
+
+    run(scenario())
