@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,3 +92,16 @@ class Conversation:
             answer["usage"]["prompt_tokens"],
             reply,
         )
+
+
+def port_of(stack: Stack) -> int:
+    """The gateway's."""
+    return stack.plan.gateways[0][2].main
+
+
+def run(scenario: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(200), aiohttp.ClientSession() as session:
+            await scenario(session)
+
+    asyncio.run(limited())

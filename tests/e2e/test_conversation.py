@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,23 +11,15 @@ import pytest
 import yaml
 
 from gateway.process.gateway import Gateway
-from tests.e2e.support import Conversation
+from tests.e2e.support import Conversation, port_of, run
 from tests.indexer.support import running
 from tests.support import eventually
-from warmroute.cli.stack import MODEL, POOL, Stack, get_json
+from warmroute.cli.stack import MODEL, POOL, Stack
 from warmroute.config.model import Config
 from warmroute.redis.client import connect
 
 pytestmark = pytest.mark.timeout(300)
 INDEX_BLOCK = 64
-
-
-def run(scenario) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(200), aiohttp.ClientSession() as session:
-            await scenario(session)
-
-    asyncio.run(limited())
 
 
 @asynccontextmanager
@@ -48,10 +37,6 @@ async def fresh_gateway(stack: Stack) -> AsyncIterator[Gateway]:
     finally:
         await gateway.stop()
         await redis.aclose()
-
-
-def port_of(stack: Stack) -> int:
-    return stack.plan.gateways[0][2].main
 
 
 async def indexed(gateway: Gateway, conversation: Conversation, tokens: int) -> bool:
@@ -215,22 +200,5 @@ def test_metrics_tell_what_happened(stack: Stack) -> None:
         for ports in stack.plan.workers:
             async with session.get(f"http://127.0.0.1:{ports.main}/metrics") as response:
                 assert "vllm:num_requests_running" in await response.text()
-
-    run(scenario)
-
-
-def test_a_worker_killed_in_mid_conversation_and_the_conversation_goes_on(stack: Stack) -> None:
-    async def scenario(session: aiohttp.ClientSession) -> None:
-        talk = Conversation(port_of(stack))
-        first = await talk.say(session, "Who jumps?")
-        os.kill(stack.parts[first.worker].child.pid, signal.SIGKILL)
-        second = await talk.say(session, "Over whom?")
-        assert second.worker != first.worker
-        third = await talk.say(session, "Where does the river run?")
-        assert third.worker == second.worker
-        ready = f"http://127.0.0.1:{stack.plan.gateways[0][2].admin}/readyz"
-        await eventually(lambda: get_json(ready)["pools"]["default"]["ready_workers"] == 2)
-        (ended,) = stack.ended()
-        assert ended.child.name == first.worker
 
     run(scenario)
