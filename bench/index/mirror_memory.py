@@ -14,7 +14,7 @@ from bench.index.report import Report
 from bench.index.workload import HOLDERS, Sizes, facts, random_keys, rng, worker_id
 from indexer.reader.mirror import Mirror
 
-COLD_PROMPTS, COLD_BLOCKS = 500, 128
+COLD_BLOCKS = 128
 HOLDER_SETS = 100_000
 
 
@@ -33,7 +33,7 @@ def measure(report: Report, seed: int, sizes: Sizes) -> None:
     )
     for slots in (100, 1000):
         report.progress(f"filling a mirror with {sizes.memory_keys:,} keys over {slots:,} slots")
-        memory = in_fresh_process(_fill, seed, sizes.memory_keys, slots)
+        memory = in_fresh_process(_fill, seed, sizes.memory_keys, sizes.cold_prompts, slots)
         suffix = "" if slots == 100 else "_1000_slots"
         bound = 160 if slots == 100 else None
         report.add(
@@ -47,7 +47,7 @@ def measure(report: Report, seed: int, sizes: Sizes) -> None:
         )
 
 
-def _fill(seed: int, count: int, slots: int) -> Memory:
+def _fill(seed: int, count: int, cold_prompts: int, slots: int) -> Memory:
     source = rng(seed, f"memory {slots}")
     keys = random_keys(source, count)
     holder_sets = [source.sample(range(slots), HOLDERS) for _ in range(HOLDER_SETS)]
@@ -55,7 +55,7 @@ def _fill(seed: int, count: int, slots: int) -> Memory:
     for key in keys:
         for slot in holder_sets[source.randrange(HOLDER_SETS)]:
             by_slot[slot].append(key)
-    prompts = [list(random_keys(source, COLD_BLOCKS)) for _ in range(COLD_PROMPTS)]
+    prompts = [list(random_keys(source, COLD_BLOCKS)) for _ in range(cold_prompts)]
     del holder_sets
     gc.collect()
     before = _resident_bytes()
@@ -77,7 +77,7 @@ def _fill(seed: int, count: int, slots: int) -> Memory:
     start = time.thread_time()
     for prompt in prompts:
         mirror.match(prompt)
-    return Memory(grown / count, (time.thread_time() - start) / COLD_PROMPTS * 1e6)
+    return Memory(grown / count, (time.thread_time() - start) / cold_prompts * 1e6)
 
 
 def _resident_bytes() -> int:

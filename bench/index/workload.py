@@ -22,6 +22,7 @@ class Sizes:
 
     samples: int
     memory_keys: int
+    cold_prompts: int
     workers: int
     keys_a_worker: int
     lag_seconds: float
@@ -32,8 +33,10 @@ class Sizes:
         return self.workers * self.keys_a_worker
 
 
-FULL: Final = Sizes(samples=21, memory_keys=2_000_000, workers=50, keys_a_worker=32_000, lag_seconds=10.0)
-QUICK: Final = Sizes(samples=3, memory_keys=40_000, workers=50, keys_a_worker=800, lag_seconds=1.0)
+FULL: Final = Sizes(
+    samples=21, memory_keys=2_000_000, cold_prompts=500, workers=50, keys_a_worker=32_000, lag_seconds=10.0
+)
+QUICK: Final = Sizes(samples=3, memory_keys=40_000, cold_prompts=20, workers=50, keys_a_worker=800, lag_seconds=1.0)
 
 
 def facts(capacity_keys: int) -> WorkerFacts:

@@ -148,10 +148,11 @@ def judge(report: Report, results: Results) -> None:
 
 def judge_decision(report: Report) -> None:
     """What a decision costs, without a network."""
+    from bench.decision import WORKERS
     from bench.decision import measure as measure_decision
 
     report.progress("decisions")
-    costs = measure_decision()
+    costs = measure_decision(rounds_by_workers=WORKERS if report.judged else dict.fromkeys(WORKERS, 1))
     name = "decision_100_workers_us"
     text = "a decision, 100 workers, prompt of 128 index blocks"
     report.add(name, costs[name], text, unit=" us", at_most=DECISION_100_GOAL_US)

@@ -122,7 +122,8 @@ def test_up_serves_and_stops_cleanly(number: signal.Signals) -> None:
         port = arguments[arguments.index("--port") + 1]
         assert f"http://127.0.0.1:{port}   OpenAI API" in said
         curl = said.splitlines()[-1].strip()
-        if shutil.which("curl"):
+        # That it serves does not depend on how it is stopped.
+        if number == signal.SIGINT and shutil.which("curl"):
             for expected in ("0", "64"):
                 answer = subprocess.run(
                     ["/bin/sh", "-c", curl], capture_output=True, text=True, timeout=60, check=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sys
@@ -68,9 +69,13 @@ class Engines:
             assert encoder.encode(text) == expected, name
 
 
-@pytest.fixture(scope="module", params=FIXTURE_MODELS)
+engines_of = functools.lru_cache(maxsize=len(FIXTURE_MODELS))(Engines)
+"""Made once in a process: the larger takes ten seconds."""
+
+
+@pytest.fixture(params=FIXTURE_MODELS)
 def engines(request: pytest.FixtureRequest) -> Engines:
-    return Engines(request.getfixturevalue(f"{request.param}_json"))
+    return engines_of(request.getfixturevalue(f"{request.param}_json"))
 
 
 @given(text=texts)
@@ -130,8 +135,8 @@ def test_the_fastest_that_is_proven_is_chosen(engines: Engines) -> None:
 
 
 def test_quicktok_takes_the_patterns_that_it_has_scanners_for(request: pytest.FixtureRequest) -> None:
-    assert "quicktok" in Engines(request.getfixturevalue("qwen_json")).all
-    assert "quicktok" not in Engines(request.getfixturevalue("smollm2_json")).all
+    assert "quicktok" in engines_of(request.getfixturevalue("qwen_json")).all
+    assert "quicktok" not in engines_of(request.getfixturevalue("smollm2_json")).all
 
 
 def test_what_cannot_be_rebuilt_keeps_the_reference(smollm2_json: bytes, caplog: pytest.LogCaptureFixture) -> None:
