@@ -73,7 +73,7 @@ engines_of = functools.lru_cache(maxsize=len(FIXTURE_MODELS))(Engines)
 """Made once in a process: the larger takes ten seconds."""
 
 
-@pytest.fixture(params=FIXTURE_MODELS)
+@pytest.fixture(scope="module", params=FIXTURE_MODELS)
 def engines(request: pytest.FixtureRequest) -> Engines:
     return engines_of(request.getfixturevalue(f"{request.param}_json"))
 
