@@ -16,7 +16,7 @@ from tests.redis_servers import SentinelGroup, Server, ServerCluster, sentinel_g
 from tests.support import eventually, redis_client
 from warmroute.config.redis import RedisConfig
 from warmroute.redis.client import Client, connect
-from warmroute.redis.routed import key_of
+from warmroute.redis.cluster import key_of
 
 COUNT = "return redis.call('INCR', KEYS[1])"
 
@@ -158,7 +158,9 @@ def test_a_master_that_was_demoted_is_left(group: SentinelGroup) -> None:
 
 async def _reaches(redis: Client, wanted: Server) -> bool:
     (master,) = await redis.masters()
-    return master.connection_pool.connection_kwargs["port"] == wanted.port
+    with suppress(RedisError):
+        return (await master.info("server"))["tcp_port"] == wanted.port
+    return False
 
 
 async def _set(redis: Client) -> bool:
