@@ -23,7 +23,8 @@ COUNT = "return redis.call('INCR', KEYS[1])"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerCluster]:
-    with server_cluster(tmp_path_factory.mktemp("cluster")) as servers:
+    # Nothing fails over here; a busy machine must not look like a lost node.
+    with server_cluster(tmp_path_factory.mktemp("cluster"), "--cluster-node-timeout", "10000") as servers:
         yield servers
 
 
