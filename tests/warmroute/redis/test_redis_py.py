@@ -76,6 +76,9 @@ async def redis_py(url: str, **config: Any) -> AsyncIterator[Any]:
     finally:
         for each in (client, *sentinels):
             await each.aclose()
+        # A cluster's client that failed to begin leaves them open.
+        for node in (*client.startup_nodes, *client.get_nodes()) if target.topology == "cluster" else ():
+            await node.disconnect()
 
 
 def _with_deadline(base: type) -> type:
