@@ -41,6 +41,39 @@ def until(condition, *, within: float = START_SECONDS) -> None:
         time.sleep(0.02)
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How servers are reached: by TLS where there is a folder of certificates, with a password where there is one."""
+
+    certificates: Path | None = None
+    password: str = ""
+
+    def arguments(self, port: int) -> tuple[str, ...]:
+        """Of a server; a replica and a node of a cluster reach the others in the same way."""
+        password = ("--requirepass", self.password, "--masterauth", self.password) if self.password else ()
+        if self.certificates is None:
+            return ("--port", str(port), *password)
+        files = {"ca-cert": "ca.pem", "cert": "server.pem", "key": "server.key"}
+        names = (part for name, file in files.items() for part in (f"--tls-{name}-file", str(self.certificates / file)))
+        return ("--port", "0", "--tls-port", str(port), "--tls-replication", "yes", *names, *password)
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"password": self.password} if self.password else {}
+        if self.certificates is not None:
+            files = {"ssl_ca_certs": "ca.pem", "ssl_certfile": "client.pem", "ssl_keyfile": "client.key"}
+            options |= {name: str(self.certificates / file) for name, file in files.items()}
+            options |= {"ssl": True, "ssl_check_hostname": False}
+        return options
+
+    def url(self, rest: str, topology: str = "") -> str:
+        """Without the password, for which there is a setting."""
+        return f"{'redis' if self.certificates is None else 'rediss'}{topology}://{rest}"
+
+
+OPEN = Access()
+
+
 @dataclass(eq=False)
 class Server:
     """One server process. `kill` and `start` bring it down hard and up again, empty, at the same port."""
@@ -93,11 +126,15 @@ class Server:
 
 
 @contextmanager
-def server(folder: Path, *arguments: str, **options: Any) -> Iterator[Server]:
+def server(folder: Path, *arguments: str, access: Access = OPEN, **options: Any) -> Iterator[Server]:
     """A server on a free port; another port when someone else took that one in between."""
     for attempt in range(STARTS):
         port = free_port()
-        process = Server(port, ("--port", str(port), *PLAIN, *arguments), folder, **options)
+        process = Server(
+            *(port, (*access.arguments(port), *PLAIN, *arguments), folder),
+            client_options=access.client_options,
+            **options,
+        )
         try:
             process.start()
             break
@@ -116,10 +153,12 @@ class SentinelGroup:
     first: Server
     second: Server
     sentinels: list[Server]
+    access: Access = OPEN
 
     @property
     def url(self) -> str:
-        return f"redis+sentinel://{','.join(f'127.0.0.1:{each.port}' for each in self.sentinels)}/{MASTER}"
+        hosts = ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels)
+        return self.access.url(f"{hosts}/{MASTER}", "+sentinel")
 
     def master(self) -> Server:
         """The server that Sentinel calls master; a former one may call itself so for ten seconds more."""
@@ -128,25 +167,32 @@ class SentinelGroup:
 
 
 @contextmanager
-def sentinel_group(folder: Path, *arguments: str) -> Iterator[SentinelGroup]:
+def sentinel_group(
+    folder: Path, *arguments: str, access: Access = OPEN, sentinel_password: str = "", **options: Any
+) -> Iterator[SentinelGroup]:
     """A master, its replica and one Sentinel that fails over after half a second of silence."""
+    options |= {"access": access}
     with ExitStack() as stack:
-        first = stack.enter_context(server(folder, *arguments))
-        second = stack.enter_context(server(folder, *arguments, "--replicaof", f"127.0.0.1 {first.port}"))
+        first = stack.enter_context(server(folder, *arguments, **options))
+        second = stack.enter_context(server(folder, *arguments, "--replicaof", f"127.0.0.1 {first.port}", **options))
         until(lambda: second.call("ROLE")[3] == b"connected")
         config = folder / "sentinel.conf"
         config.write_text(
             f"sentinel monitor {MASTER} 127.0.0.1 {first.port} 1\n"
             f"sentinel down-after-milliseconds {MASTER} 500\n"
             f"sentinel failover-timeout {MASTER} 3000\n"
+            + (f"sentinel auth-pass {MASTER} {access.password}\n" if access.password else "")
         )
         port = free_port()
-        sentinel = Server(port, (str(config), "--port", str(port), "--bind", "127.0.0.1", "--sentinel"), folder)
+        sentinel_access = Access(access.certificates, sentinel_password)
+        arguments = (str(config), *sentinel_access.arguments(port), "--bind", "127.0.0.1", "--sentinel")
+        binary = {"binary": options["binary"]} if "binary" in options else {}
+        sentinel = Server(port, arguments, folder, client_options=sentinel_access.client_options, **binary)
         stack.callback(sentinel.kill)
         sentinel.start()
         # Sentinel learns of the replica from the master.
         until(lambda: len(sentinel.call("SENTINEL", "REPLICAS", MASTER)) == 1)
-        yield SentinelGroup(first, second, [sentinel])
+        yield SentinelGroup(first, second, [sentinel], access)
 
 
 @dataclass
@@ -154,10 +200,11 @@ class ServerCluster:
     masters: list[Server]
     replica: Server
     """Of the first master."""
+    access: Access = OPEN
 
     @property
     def url(self) -> str:
-        return f"redis+cluster://{','.join(f'127.0.0.1:{each.port}' for each in self.masters[:2])}"
+        return self.access.url(",".join(f"127.0.0.1:{each.port}" for each in self.masters[:2]), "+cluster")
 
     def owner(self, slot: int) -> Server:
         for first, last, master, *_ in self.masters[1].call("CLUSTER", "SLOTS"):
@@ -168,17 +215,18 @@ class ServerCluster:
 
 
 @contextmanager
-def server_cluster(folder: Path, *arguments: str) -> Iterator[ServerCluster]:
+def server_cluster(folder: Path, *arguments: str, access: Access = OPEN, **options: Any) -> Iterator[ServerCluster]:
     """Three masters, and a replica of the first that takes over after half a second."""
+    if access.certificates is not None:
+        arguments = ("--tls-cluster", "yes", *arguments)
+    arguments = ("--cluster-enabled", "yes", "--cluster-replica-validity-factor", "0", *arguments)
     with ExitStack() as stack:
         nodes = []
         for number in range(4):
             node = folder / str(number)
             node.mkdir()
-            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", str(free_port()))
-            nodes.append(
-                stack.enter_context(server(node, *options, "--cluster-replica-validity-factor", "0", *arguments))
-            )
+            ports = ("--cluster-node-timeout", "1000", "--cluster-port", str(free_port()))
+            nodes.append(stack.enter_context(server(node, *ports, *arguments, access=access, **options)))
         *masters, replica = nodes
         ends = (0, 5461, 10922, 16384)
         for number, each in enumerate(masters):
@@ -192,7 +240,7 @@ def server_cluster(folder: Path, *arguments: str) -> Iterator[ServerCluster]:
         until(lambda: replica.call("CLUSTER", "REPLICATE", first))
         until(lambda: all("cluster_state:ok" in _info(each) for each in nodes))
         until(lambda: replica.call("ROLE")[3] == b"connected")
-        yield ServerCluster(masters, replica)
+        yield ServerCluster(masters, replica, access)
 
 
 def _info(node: Server) -> str:

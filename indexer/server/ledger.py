@@ -16,7 +16,6 @@ from typing import Final, cast
 from urllib.parse import quote
 
 import msgpack
-from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from indexer.layout import POOLS_KEY, SIGN, TIERS, WRAP, Part, Tier, WorkerFacts, bucket_count, encode_delta, parts_key
@@ -110,11 +109,11 @@ class Ledger:
 
     def __init__(
         self,
-        redis: Redis,
+        redis: Client,
         part: Part,
         metrics: IndexerMetrics,
         *,
-        beats: Redis | None = None,
+        beats: Client | None = None,
         parts: int = 1,
         log_entries: int = 65_536,
         log_bytes: int = 268_435_456,
@@ -209,7 +208,7 @@ class Ledger:
         """Delete what a part without workers leaves behind: its log and counters."""
         await self._call("forget", client=self._beats)
 
-    async def _call(self, operation: str, *arguments: str | bytes | int, client: Redis | None = None) -> list[bytes]:
+    async def _call(self, operation: str, *arguments: str | bytes | int, client: Client | None = None) -> list[bytes]:
         with self._metrics.ledger_seconds.labels(operation).time():
             try:
                 # The second key exists and the first does not: a cluster that moves the slot refuses the call until

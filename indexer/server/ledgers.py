@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-from redis.asyncio import Redis
-
 from indexer.layout import Part, part_of
 from indexer.server.ledger import Ledger
 from indexer.server.metrics import IndexerMetrics
 from warmroute.config.indexer import IndexerConfig
+from warmroute.redis.client import Client
 
 # A pool costs a few objects here; pools are few, and a worker with a bad name must not fill memory.
 POOL_LIMIT: Final = 1024
@@ -25,8 +24,8 @@ class Ledgers:
 
     def __init__(
         self,
-        redis: Redis,
-        beats: Redis,
+        redis: Client,
+        beats: Client,
         config: IndexerConfig,
         metrics: IndexerMetrics,
         *,

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -275,7 +275,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         # again, in case another replica has just forgotten one.
         if used := self._pools_in_use():
             await self._beats.sadd(POOLS_KEY, *used)
-        pools = await cast(Awaitable[set[bytes]], self._beats.smembers(POOLS_KEY))
+        pools = await self._beats.smembers(POOLS_KEY)
         self._ledgers.know(pool.decode(errors="replace") for pool in pools)
         by_clock = self.ledger_up and time.monotonic() - self._up_since > late_seconds
         for pool, parts in list(self._ledgers.pools.items()):  # pools may come while this waits

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from warmroute.redis.node import Client
+from warmroute.redis.client import Client
 
 # The script's own commands are checked against the user too.
 SCRIPT_COMMANDS: Final = (

@@ -14,18 +14,24 @@ class Subscription:
     """
 
     def __init__(self, connection: Any, channel: str) -> None:
-        """`connection`: one of redis-py's, made for this alone."""
         self._connection = connection
         self.channel = channel
 
-    async def open(self) -> None:
-        """Connect and subscribe. Raises RedisError, MovedError where another node of a cluster has the channel.
+    @classmethod
+    async def open(cls, connection: Any, channel: str) -> Subscription:
+        """Connect and subscribe, over one of redis-py's connections that is used for nothing else.
 
-        The caller sets the deadline, and closes in either case.
+        Raises RedisError, MovedError where another node of a cluster has the channel. The caller sets the deadline.
         """
-        await self._connection.connect()
-        await self._connection.send_command("SSUBSCRIBE", self.channel)
-        await self._connection.read_response()
+        subscription = cls(connection, channel)
+        try:
+            await connection.connect()
+            await connection.send_command("SSUBSCRIBE", channel)
+            await connection.read_response()
+        except BaseException:
+            await subscription.aclose()
+            raise
+        return subscription
 
     async def read(self) -> bytes:
         """The next message. Raises RedisError when the connection is lost, or the channel has moved to another node.
