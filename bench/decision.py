@@ -19,6 +19,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from gateway.process import compiled
+from gateway.process.metrics import GatewayMetrics
 from gateway.prompts.keyer import Prompt
 from gateway.routing.assignment import Outcome
 from gateway.routing.census.targets import Target
@@ -32,7 +33,6 @@ from indexer.layout import WorkerFacts
 from indexer.reader.mirror import Mirror
 from warmroute.config.pool import PoolConfig
 from warmroute.config.setting_types import DEFAULT_INDEX_BLOCK_TOKENS, PolicyName
-from warmroute.metrics import GatewayMetrics
 
 BLOCKS: Final = 128
 SHARED_BLOCKS: Final = 16

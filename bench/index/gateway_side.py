@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 from bench.index.watched_loop import Slices, Watch, WatchedLoop
 from bench.index.workload import POOL
 from indexer.layout import Tier
+from indexer.reader.metrics import MirrorMetrics
 from indexer.reader.mirror import Mirror
 from indexer.reader.pool_index import PoolIndex
 from warmroute.config.redis import RedisConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.process.lifecycle import freeze_garbage
 from warmroute.redis.client import connect
 
@@ -114,7 +114,7 @@ async def open_gateway_side(redis_url: str) -> AsyncIterator[GatewaySide]:
     assert isinstance(loop, WatchedLoop)
     redis: Any = connect(RedisConfig(url=redis_url))
     freeze_garbage()  # as the gateway does
-    index = PoolIndex(redis, POOL, GatewayMetrics(CollectorRegistry()), new_mirror=WatchedMirror)
+    index = PoolIndex(redis, POOL, MirrorMetrics(CollectorRegistry()), new_mirror=WatchedMirror)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(index.run())
         yield GatewaySide(index, loop.watch)

@@ -15,6 +15,7 @@ from gateway.replay.trace import TraceRequest
 from gateway.routing.assignment import Assignment
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import SLOW_START_SECONDS
+from gateway.routing.metrics import RoutingMetrics
 from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.router import PoolRouter
 from gateway.routing.state.load_report import Report
@@ -22,7 +23,6 @@ from indexer.keys import pool_fingerprint
 from indexer.layout import WorkerFacts
 from indexer.reader.mirror import Mirror
 from warmroute.config.pool import PoolConfig
-from warmroute.metrics import GatewayMetrics
 
 POOL: Final = "replay"
 _TOKENIZER: Final = "replay"
@@ -82,7 +82,7 @@ class SimulatedGateway:
         events: Events,
         random: Random,
     ) -> None:
-        metrics = GatewayMetrics(CollectorRegistry())
+        metrics = RoutingMetrics(CollectorRegistry())
         self.router = PoolRouter(config, index, reports, metrics, clock=lambda: events.now, random=random)
         self.router.use_tokenizer(_TOKENIZER)
         self.router.set_targets([Target(name, name, 1, worker_id=name, name=name) for name in workers])

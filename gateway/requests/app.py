@@ -15,11 +15,11 @@ from gateway.http.reply import Reply
 from gateway.http.upstream import UpstreamPool
 from gateway.requests.access import OPEN, Access
 from gateway.requests.forwarder import NO_POOL, Forwarder, refuse
+from gateway.requests.metrics import RequestMetrics
 from gateway.requests.paths import POST_ROUTES, stored_path
 from gateway.requests.pools import ModelTable, Pool
 from gateway.tenants.tenant import Refusal, Tenant
 from warmroute.config.gateway import GatewayConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import Client
 
 __all__ = ["App", "Pool"]
@@ -37,7 +37,7 @@ class App:
         config: GatewayConfig,
         pools: Mapping[str, Pool],
         upstreams: UpstreamPool,
-        metrics: GatewayMetrics,
+        metrics: RequestMetrics,
         access: Access = OPEN,
         redis: Client | None = None,
     ) -> None:

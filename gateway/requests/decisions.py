@@ -19,13 +19,13 @@ from gateway.http.log_writer import LogWriter
 from gateway.http.message import Request
 from gateway.prompts.conversation import Unkeyed
 from gateway.prompts.keyer import Prompt
+from gateway.requests.metrics import RequestMetrics
 from gateway.requests.relay import RelayResult
 from gateway.requests.usage import Usage
 from gateway.routing.decision_log import LoggedDecision
 from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.router import PoolRouter
 from warmroute.config.gateway import GatewayConfig
-from warmroute.metrics import GatewayMetrics
 
 PENDING_KEYS: Final = 500_000
 """Most keys, and lines, that wait to be written, about 20 MB; further lines are dropped and counted."""
@@ -66,7 +66,7 @@ class Decided:
 class Decisions:
     """One gateway process's. Bounded: `decisions_kept` in memory, `PENDING_KEYS` on their way to the file."""
 
-    def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
+    def __init__(self, config: GatewayConfig, metrics: RequestMetrics) -> None:
         self._kept: deque[Decided] = deque(maxlen=config.decisions_kept)
         self._log: LogWriter[LoggedDecision] | None = None
         if config.decision_log is not None:

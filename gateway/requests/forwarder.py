@@ -18,6 +18,7 @@ from gateway.requests.access import Access
 from gateway.requests.decisions import Decisions
 from gateway.requests.hints import Hints, read_hints
 from gateway.requests.json_members import splice
+from gateway.requests.metrics import RequestMetrics
 from gateway.requests.multipart import FormModel, form_model, is_form
 from gateway.requests.paths import Route, StoredPath
 from gateway.requests.pins import pinned
@@ -35,7 +36,6 @@ from gateway.routing.state.sessions import NO_SESSION, session_key
 from gateway.tenants.limiter import Admission
 from gateway.tenants.tenant import Refusal, Tenant, model_refusal, unsalted_refusal
 from warmroute.config.gateway import GatewayConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import Client
 
 INLINE_BYTES: Final = 65_536
@@ -82,7 +82,7 @@ class Forwarder:
         config: GatewayConfig,
         models: ModelTable,
         upstreams: UpstreamPool,
-        metrics: GatewayMetrics,
+        metrics: RequestMetrics,
         access: Access,
         redis: Client | None = None,
     ) -> None:

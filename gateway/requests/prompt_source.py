@@ -13,10 +13,10 @@ from gateway.prompts.conversation import Completion, Unkeyed
 from gateway.prompts.engine_tokens import EngineTokensError
 from gateway.prompts.keyer import Prompt, PromptKeyer
 from gateway.prompts.self_check import SelfCheck, Source
+from gateway.requests.metrics import RequestMetrics
 from gateway.requests.paths import Route
 from gateway.requests.pools import Pool, Served
 from gateway.requests.usage import Usage
-from warmroute.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Keyed:
 class PromptSource:
     """Makes keys, and learns from replies whether they were right."""
 
-    def __init__(self, metrics: GatewayMetrics, *, budget_seconds: float) -> None:
+    def __init__(self, metrics: RequestMetrics, *, budget_seconds: float) -> None:
         """`budget_seconds`: longest wait for an engine's answer."""
         self._metrics = metrics
         self._budget_seconds = budget_seconds

@@ -20,8 +20,8 @@ from typing import Final, Literal, NamedTuple
 import orjson
 from redis.exceptions import RedisError
 
+from gateway.requests.metrics import RequestMetrics
 from gateway.requests.stored_responses import Owner, StoredResponses
-from warmroute.metrics import GatewayMetrics
 from warmroute.process.log_limit import LogLimit
 from warmroute.redis.client import Client
 
@@ -51,7 +51,7 @@ class _Write(NamedTuple):
 class SharedResponses:
     """Beside one gateway's `StoredResponses`, which it fills. `run` writes; its owner watches it."""
 
-    def __init__(self, redis: Client, metrics: GatewayMetrics, local: StoredResponses) -> None:
+    def __init__(self, redis: Client, metrics: RequestMetrics, local: StoredResponses) -> None:
         """`redis`: not the index reader's, since calls that hang hold connections."""
         self._script = redis.register_script(SCRIPT)
         self._calls = metrics.stored_response_calls

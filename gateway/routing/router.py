@@ -19,6 +19,7 @@ from gateway.routing.assignment import Outcome
 from gateway.routing.candidates import NO_WISH, Wish, candidates
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import State, Worker, WorkerTable
+from gateway.routing.metrics import RoutingMetrics
 from gateway.routing.policies.facts import CandidateFacts, Decision, RequestFacts, Terms
 from gateway.routing.policies.registry import POLICIES
 from gateway.routing.state.approximate import DEFAULT_CAPACITY_KEYS
@@ -32,7 +33,6 @@ from indexer.layout import WorkerFacts
 from indexer.reader.mirror import Match, Mirror
 from warmroute.config.pool import PoolConfig
 from warmroute.config.setting_types import DEFAULT_INDEX_BLOCK_TOKENS
-from warmroute.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class PoolRouter:
         config: PoolConfig,
         index: IndexView,
         reports: Reports,
-        metrics: GatewayMetrics,
+        metrics: RoutingMetrics,
         *,
         clock: Callable[[], float],
         random: Random | None = None,

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import NoPermissionError
 
+from gateway.discovery.metrics import DiscoveryMetrics
 from gateway.discovery.peer_exchange import SILENCE_SECONDS, FlightExchange, flight_channel
 from gateway.routing.state.peer_sync import Flight
 from gateway.routing.state.predictions import Predictions
@@ -22,7 +23,6 @@ from tests.redis_servers import sentinel_group, server, server_cluster
 from tests.support import eventually, redis_client
 from warmroute.cli.stack import get_json
 from warmroute.config.redis import RedisConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.access import gateway_rules
 from warmroute.redis.client import connect
 
@@ -37,7 +37,7 @@ class Gateway:
         self.reservations, self.predictions = Reservations(), Predictions()
         self.flight = Flight(self.reservations, self.predictions)
         self.redis = connect(RedisConfig(url=url, timeout_seconds=1.0))
-        metrics = GatewayMetrics(self.registry)
+        metrics = DiscoveryMetrics(self.registry)
         self.exchange = FlightExchange(self.redis, POOL, self.flight, metrics, name=name)
         self.task = asyncio.create_task(self.exchange.run())
 
