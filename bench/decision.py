@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.http.outcome import Outcome
 from gateway.process import compiled
+from gateway.process.metrics import GatewayMetrics
 from gateway.prompts.keyer import Prompt
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import SLOW_START_SECONDS
@@ -32,7 +33,6 @@ from indexer.layout import WorkerFacts
 from indexer.reader.mirror import Mirror
 from warmroute.config.pool import PoolConfig
 from warmroute.config.setting_types import DEFAULT_INDEX_BLOCK_TOKENS, PolicyName
-from warmroute.metrics import GatewayMetrics
 
 BLOCKS: Final = 128
 SHARED_BLOCKS: Final = 16

@@ -1,4 +1,4 @@
-"""The metrics of workers and agents; `warmroute.metrics` says what all metrics have in common."""
+"""The metrics of workers and agents."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from bench.index.watched_loop import Slices, Watch, WatchedLoop
 from bench.index.workload import POOL
+from gateway.process.metrics import GatewayMetrics
 from indexer.layout import Tier
 from indexer.reader.mirror import Mirror
 from indexer.reader.pool_index import PoolIndex
 from warmroute.config.redis import RedisConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.process.lifecycle import freeze_garbage
 from warmroute.redis.client import connect
 

@@ -1,7 +1,7 @@
 """Build the Grafana dashboard: python deploy/grafana/build.py
 
-It queries only what warmroute/*metrics.py declare and what engines expose under vLLM's names; a test parses every
-expression and checks that.
+It queries only what the `metrics.py` files of the parts declare and what engines expose under vLLM's names; a test
+parses every expression and checks that.
 """
 
 from __future__ import annotations

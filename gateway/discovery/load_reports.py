@@ -11,9 +11,9 @@ from typing import Final
 
 import grpc
 
+from gateway.discovery.metrics import DiscoveryMetrics
 from gateway.routing.state.load_report import FRESH_SECONDS, Report
 from warmroute.config.grpc import GrpcConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.process.addresses import resolve
 from warmroute.process.watched_files import SecurityError
 from warmroute.rpc.security import ClientSecurity
@@ -44,7 +44,7 @@ class LoadReports:
         self,
         indexers: Iterable[str],
         pools: Iterable[str],
-        metrics: GatewayMetrics,
+        metrics: DiscoveryMetrics,
         security: ClientSecurity | None = None,
     ) -> None:
         self._indexers = tuple(indexers)

@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
+from gateway.discovery.metrics import DiscoveryMetrics
 from gateway.routing.state.peer_sync import PeerSync
 from gateway.routing.state.peer_view import FORGET_SECONDS
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import Client
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class PeerExchange:
         redis: Client,
         pool: str,
         peers: PeerSync,
-        metrics: GatewayMetrics,
+        metrics: DiscoveryMetrics,
         *,
         name: str,
         clock: Callable[[], float] = time.monotonic,

@@ -24,6 +24,7 @@ from gateway.http.server import Server
 from gateway.http.upstream import UpstreamPool
 from gateway.http.upstream_security import UpstreamSecurity
 from gateway.process import compiled
+from gateway.process.metrics import GatewayMetrics
 from gateway.prompts.engine_tokens import EngineTokens
 from gateway.prompts.keyer import PromptKeyer
 from gateway.prompts.pool_prompts import KeyerSupply
@@ -45,7 +46,6 @@ from warmroute.config.grpc import GrpcConfig
 from warmroute.config.pool import PoolConfig
 from warmroute.config.redis import RedisConfig
 from warmroute.config.tenants import TenantsConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.process.addresses import address
 from warmroute.process.admin import AdminServer
 from warmroute.process.lifecycle import StartupError, cannot_listen, freeze_garbage, until_signal

@@ -26,6 +26,7 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from gateway.prompts.hub import HubError, hub_folder
 from gateway.prompts.keyer import PromptKeyer, TokenizerError
+from gateway.prompts.metrics import PromptMetrics
 from gateway.prompts.offered_files import (
     FileSet,
     ModelFile,
@@ -38,7 +39,6 @@ from gateway.prompts.offered_files import (
 from gateway.prompts.self_check import SelfCheck
 from indexer.layout import WorkerFacts
 from warmroute.config.pool import PoolConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.access import gateway_rules
 from warmroute.redis.client import Client
 
@@ -88,7 +88,7 @@ class KeyerSupply:
     def __init__(
         self,
         config: PoolConfig,
-        metrics: GatewayMetrics,
+        metrics: PromptMetrics,
         *,
         redis: Client,
         workers: Callable[[], Iterable[WorkerFacts]],

@@ -14,6 +14,7 @@ from gateway.replay.machine import Machine
 from gateway.replay.trace import TraceRequest
 from gateway.routing.census.targets import Target
 from gateway.routing.census.workers import SLOW_START_SECONDS
+from gateway.routing.metrics import RoutingMetrics
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from gateway.routing.router import PoolRouter
 from gateway.routing.state.load_report import Report
@@ -21,7 +22,6 @@ from indexer.keys import pool_fingerprint
 from indexer.layout import WorkerFacts
 from indexer.reader.mirror import Mirror
 from warmroute.config.pool import PoolConfig
-from warmroute.metrics import GatewayMetrics
 
 POOL: Final = "replay"
 _TOKENIZER: Final = "replay"
@@ -81,7 +81,7 @@ class SimulatedGateway:
         events: Events,
         random: Random,
     ) -> None:
-        metrics = GatewayMetrics(CollectorRegistry())
+        metrics = RoutingMetrics(CollectorRegistry())
         self.router = PoolRouter(config, index, reports, metrics, clock=lambda: events.now, random=random)
         self.router.census.use_tokenizer(_TOKENIZER)
         self.router.census.set_targets([Target(name, name, 1, worker_id=name, name=name) for name in workers])

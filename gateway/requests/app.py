@@ -15,6 +15,7 @@ from gateway.requests.decisions import Decisions
 from gateway.requests.edit import edit_body, prepare_reply_edit
 from gateway.requests.inference_request import InferenceRequest
 from gateway.requests.key import PromptKeys
+from gateway.requests.metrics import RequestMetrics
 from gateway.requests.model_list import ModelList
 from gateway.requests.models import ModelTable, Pool
 from gateway.requests.paths import HEALTH, MODELS, POST, POST_ROUTES, READS, STORED, stored_path
@@ -27,7 +28,6 @@ from gateway.routing.routed_request import RoutedRequest
 from gateway.routing.state.sessions import NO_SESSION, session_key
 from gateway.tenants.tenant import Tenant
 from warmroute.config.gateway import GatewayConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import Client
 
 NO_POOL: Final = ""
@@ -44,7 +44,7 @@ class App:
         config: GatewayConfig,
         pools: Mapping[str, Pool],
         upstreams: UpstreamPool,
-        metrics: GatewayMetrics,
+        metrics: RequestMetrics,
         access: Access = OPEN,
         redis: Client | None = None,
     ) -> None:

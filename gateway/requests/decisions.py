@@ -19,11 +19,11 @@ from gateway.http.log_writer import LogWriter
 from gateway.prompts.conversation import Unkeyed
 from gateway.prompts.keyer import Prompt
 from gateway.requests.inference_request import InferenceRequest
+from gateway.requests.metrics import RequestMetrics
 from gateway.requests.relay import RelayResult
 from gateway.requests.usage import Usage
 from gateway.routing.decision_log import LoggedDecision
 from warmroute.config.gateway import GatewayConfig
-from warmroute.metrics import GatewayMetrics
 
 PENDING_KEYS: Final = 500_000
 """Most keys, and lines, that wait to be written, about 20 MB; further lines are dropped and counted."""
@@ -64,7 +64,7 @@ class Decided:
 class Decisions:
     """One gateway process's. Bounded: `decisions_kept` in memory, `PENDING_KEYS` on their way to the file."""
 
-    def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
+    def __init__(self, config: GatewayConfig, metrics: RequestMetrics) -> None:
         self._kept: deque[Decided] = deque(maxlen=config.decisions_kept)
         self._log: LogWriter[LoggedDecision] | None = None
         if config.decision_log is not None:

@@ -13,8 +13,8 @@ from gateway.prompts.engine_tokens import EngineTokensError
 from gateway.prompts.keyer import Prompt, PromptKeyer
 from gateway.prompts.self_check import SelfCheck, Source
 from gateway.requests.inference_request import UNKNOWN_PROMPT, InferenceRequest
+from gateway.requests.metrics import RequestMetrics
 from gateway.requests.usage import Usage
-from warmroute.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _NO_KEY_SPACE: Final = Unkeyed("no_key_space")
 class PromptKeys:
     """Makes keys, and learns from replies whether they were right."""
 
-    def __init__(self, metrics: GatewayMetrics, *, budget_seconds: float) -> None:
+    def __init__(self, metrics: RequestMetrics, *, budget_seconds: float) -> None:
         """`budget_seconds`: longest wait for an engine's answer."""
         self._metrics = metrics
         self._budget_seconds = budget_seconds

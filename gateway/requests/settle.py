@@ -7,19 +7,19 @@ from gateway.prompts.conversation import Unkeyed
 from gateway.requests.decisions import Decisions
 from gateway.requests.inference_request import InferenceRequest
 from gateway.requests.key import PromptKeys
+from gateway.requests.metrics import RequestMetrics
 from gateway.requests.paths import STORED
 from gateway.requests.relay import RelayResult
 from gateway.requests.shared_responses import SharedResponses
 from gateway.requests.usage import Usage, read_usage
 from gateway.tenants.limiter import Admission
-from warmroute.metrics import GatewayMetrics
 
 
 class Settlement:
     """The one place that counts what became of requests."""
 
     def __init__(
-        self, metrics: GatewayMetrics, keys: PromptKeys, decisions: Decisions, responses: SharedResponses
+        self, metrics: RequestMetrics, keys: PromptKeys, decisions: Decisions, responses: SharedResponses
     ) -> None:
         self._metrics = metrics
         self._keys = keys

@@ -21,8 +21,8 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 from redis.exceptions import RedisError
 
+from gateway.requests.metrics import RequestMetrics
 from gateway.requests.stored_responses import Owner, StoredResponses
-from warmroute.metrics import GatewayMetrics
 from warmroute.process.log_limit import LogLimit
 from warmroute.redis.client import Client
 
@@ -52,7 +52,7 @@ class _Write(NamedTuple):
 class SharedResponses:
     """Beside one gateway's `StoredResponses`, which it fills. `run` writes; its owner watches it."""
 
-    def __init__(self, redis: Client | None, metrics: GatewayMetrics, local: StoredResponses) -> None:
+    def __init__(self, redis: Client | None, metrics: RequestMetrics, local: StoredResponses) -> None:
         """`redis`: not the index reader's, since calls that hang hold connections; None: nothing is shared."""
         self._script = None if redis is None else redis.register_script(SCRIPT)
         self._calls = metrics.stored_response_calls

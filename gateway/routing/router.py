@@ -17,6 +17,7 @@ from gateway.prompts.keyer import Prompt
 from gateway.routing.candidates import NO_CONSTRAINTS, Constraints, candidates
 from gateway.routing.census.census import IndexView, PoolCensus
 from gateway.routing.census.workers import Worker
+from gateway.routing.metrics import RoutingMetrics
 from gateway.routing.policies.facts import CandidateFacts, Decision, RequestFacts, Terms
 from gateway.routing.policies.registry import POLICIES
 from gateway.routing.state.pool_state import NO_KEYS, PoolState, Reports
@@ -25,7 +26,6 @@ from gateway.routing.state.reservations import Booking
 from gateway.routing.state.sessions import prefer_session_worker
 from indexer.reader.mirror import Match
 from warmroute.config.pool import PoolConfig
-from warmroute.metrics import GatewayMetrics
 
 AFFINITY_BLOCKS: Final = 4
 """Leading index blocks by which a prompt counts as like another, for policies that hash it."""
@@ -68,7 +68,7 @@ class PoolRouter:
         config: PoolConfig,
         index: IndexView,
         reports: Reports,
-        metrics: GatewayMetrics,
+        metrics: RoutingMetrics,
         *,
         clock: Callable[[], float],
         random: Random | None = None,

@@ -25,9 +25,9 @@ from prometheus_client import Counter
 from redis.exceptions import RedisError
 
 from gateway.tenants.headers import limit_refusal, rate_headers, too_large
+from gateway.tenants.metrics import TenantMetrics
 from gateway.tenants.share import CLAIM_SECONDS, Share
 from gateway.tenants.tenant import Header, Tenant
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import Client
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class _Held:
 
     __slots__ = ("admitted", "answered", "begun", "call", "label", "lost_at", "name", "share", "tokens")
 
-    def __init__(self, tenant: Tenant, metrics: GatewayMetrics, now: float) -> None:
+    def __init__(self, tenant: Tenant, metrics: TenantMetrics, now: float) -> None:
         self.name = tenant.name
         self.label = tenant.label
         self.share = Share(tenant.limits, now)
@@ -113,7 +113,7 @@ class Limiter:
     def __init__(
         self,
         redis: Client,
-        metrics: GatewayMetrics,
+        metrics: TenantMetrics,
         *,
         wait_seconds: float = 0.02,
         clock: Callable[[], float] = time.monotonic,

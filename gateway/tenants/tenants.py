@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from gateway.tenants.keys_file import KeysFile, KeysFileError, Labels, read
+from gateway.tenants.metrics import TenantMetrics
 from gateway.tenants.tenant import Tenant, missing_key, unknown_key
-from warmroute.metrics import GatewayMetrics
 from warmroute.process.lifecycle import StartupError
 from warmroute.process.watched_files import file_stamp
 
@@ -24,7 +24,7 @@ KEY_BYTES: Final = 4096
 class Tenants:
     """The tenants in force. A file that cannot be used changes nothing: it is counted, and logged once."""
 
-    def __init__(self, keys_file: Path, metrics: GatewayMetrics) -> None:
+    def __init__(self, keys_file: Path, metrics: TenantMetrics) -> None:
         """Raises StartupError where the first file cannot be used."""
         self._path = keys_file
         self._metrics = metrics

@@ -31,8 +31,8 @@ from indexer.layout import (
     decode_entry,
     to_unsigned,
 )
+from indexer.reader.metrics import MirrorMetrics
 from indexer.reader.mirror import Mirror
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import Client
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class PartFollower:
     """Keeps one part of `mirror` and its `late` workers current. `run` is the one task; its owner cancels it."""
 
     def __init__(
-        self, redis: Client, part: Part, mirror: Mirror, metrics: GatewayMetrics, *, changed: Callable[[], None]
+        self, redis: Client, part: Part, mirror: Mirror, metrics: MirrorMetrics, *, changed: Callable[[], None]
     ) -> None:
         """`changed` is called when `booted`, `connected` or `late` may have changed."""
         self.part = part

@@ -11,9 +11,9 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from indexer.layout import MAX_PARTS, TIERS, Part, parts_key
+from indexer.reader.metrics import MirrorMetrics
 from indexer.reader.mirror import Mirror
 from indexer.reader.part_follower import PartFollower
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import Client
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class PoolIndex:
     """Keeps `mirror` and `late` current. `run` is the one task; its owner cancels it and notices its death."""
 
     def __init__(
-        self, redis: Client, pool: str, metrics: GatewayMetrics, *, new_mirror: Callable[[], Mirror] = Mirror
+        self, redis: Client, pool: str, metrics: MirrorMetrics, *, new_mirror: Callable[[], Mirror] = Mirror
     ) -> None:
         self.pool = pool
         self.mirror = new_mirror()

@@ -1,4 +1,4 @@
-"""The indexer's metrics; `warmroute.metrics` says what all metrics have in common."""
+"""The indexer's metrics."""
 
 from __future__ import annotations
 

@@ -18,9 +18,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from indexer.server.metrics import IndexerMetrics
-from warmroute.metrics import GatewayMetrics
-from worker.metrics import AgentMetrics, WorkerMetrics
+from tests.metric_owners import metric_owners
 
 ENGINE_LABELS = {"model_name"}
 ENGINE_METRICS = {
@@ -44,9 +42,7 @@ Promtool = Callable[..., subprocess.CompletedProcess[str]]
 
 def declared() -> dict[str, set[str]]:
     """Every series name that the product can expose, with its labels."""
-    registry = CollectorRegistry()
-    owners = [GatewayMetrics(registry), IndexerMetrics(registry), WorkerMetrics(registry), AgentMetrics(registry)]
-    collectors = [collector for owner in owners for collector in vars(owner).values()]
+    collectors = [collector for owner in metric_owners() for collector in vars(owner(CollectorRegistry())).values()]
     series = dict.fromkeys(ENGINE_METRICS, ENGINE_LABELS | {"le"})
     for collector in collectors:
         labels = set(collector._labelnames)

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from indexer.keys import prompt_keys
 from indexer.layout import Part, WorkerFacts
+from indexer.reader.metrics import MirrorMetrics
 from indexer.reader.pool_index import PoolIndex
 from indexer.server.ledger import Ledger
 from indexer.server.metrics import IndexerMetrics
@@ -21,7 +22,6 @@ from indexer.server.service import IndexService
 from tests.support import redis_client
 from warmroute.config.grpc import GrpcConfig
 from warmroute.config.indexer import IndexerConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import Client
 from warmroute.rpc.security import ClientSecurity, ServerSecurity
 from warmroute.v1 import index_pb2 as pb
@@ -93,7 +93,7 @@ async def indexer(
 @asynccontextmanager
 async def follower(redis_url: str, pool: str = POOL) -> AsyncIterator[PoolIndex]:
     async with redis_client(redis_url) as redis:
-        index = PoolIndex(redis, pool, GatewayMetrics(CollectorRegistry()))
+        index = PoolIndex(redis, pool, MirrorMetrics(CollectorRegistry()))
         async with running(index.run()):
             yield index
 

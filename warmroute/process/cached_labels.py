@@ -2,6 +2,10 @@
 
 prometheus_client checks, converts and locks on every `labels(...)`, which costs more than the increment does; a
 request counts some ten times.
+
+Each part declares its metrics in its own `metrics.py`, as `warmroute_<part>_<what>_<unit>`. Labels are bounded by the
+deployment (pool, worker, tier, reason), never by users, prompts or unknown model names. Each class of metrics takes
+the registry to declare them in, so that several parts can live in one process.
 """
 
 from __future__ import annotations

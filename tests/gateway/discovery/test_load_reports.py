@@ -9,17 +9,17 @@ from contextlib import AsyncExitStack
 from prometheus_client import CollectorRegistry
 
 from gateway.discovery.load_reports import LoadReports
+from gateway.discovery.metrics import DiscoveryMetrics
 from gateway.routing.state.load_report import FRESH_SECONDS
 from tests.indexer.support import POOL, engine, indexer, running
 from tests.support import eventually
-from warmroute.metrics import GatewayMetrics
 from warmroute.v1 import index_pb2 as pb
 from worker.events import EngineLoad
 
 
 def reports_from(*indexers: str) -> tuple[LoadReports, CollectorRegistry]:
     registry = CollectorRegistry()
-    return LoadReports(indexers, [POOL], GatewayMetrics(registry)), registry
+    return LoadReports(indexers, [POOL], DiscoveryMetrics(registry)), registry
 
 
 def test_reports_arrive_change_and_go(redis_url: str) -> None:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from redis.exceptions import NoPermissionError
 
 from gateway.discovery.peer_exchange import SILENCE_SECONDS, PeerExchange, peer_channel
+from gateway.process.metrics import GatewayMetrics
 from gateway.routing.state.peer_sync import PeerSync
 from gateway.routing.state.predictions import Predictions
 from gateway.routing.state.reservations import NOTHING, Booked, Reservations
@@ -22,7 +23,6 @@ from tests.redis_servers import sentinel_group, server, server_cluster
 from tests.support import eventually, redis_client
 from warmroute.cli.stack import get_json
 from warmroute.config.redis import RedisConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.access import gateway_rules
 from warmroute.redis.client import connect
 

@@ -15,12 +15,12 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from gateway.prompts.keyer import PromptKeyer
+from gateway.prompts.metrics import PromptMetrics
 from gateway.prompts.pool_prompts import KeyerSupply
 from tests.indexer.support import running
 from tests.support import eventually, folder_of
 from warmroute.config.pool import PoolConfig
 from warmroute.config.redis import RedisConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import connect
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -91,7 +91,7 @@ def test_a_hub_that_does_not_have_the_model(tmp_path: Path) -> None:
 def supply(config: PoolConfig) -> KeyerSupply:
     return KeyerSupply(
         config,
-        GatewayMetrics(CollectorRegistry()),
+        PromptMetrics(CollectorRegistry()),
         redis=connect(RedisConfig()),
         workers=list,
         use_tokenizer=lambda _: None,

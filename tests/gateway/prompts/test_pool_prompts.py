@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from gateway.discovery.load_reports import LoadReports
+from gateway.process.metrics import GatewayMetrics
 from gateway.prompts import pool_prompts
 from gateway.prompts.body import BodyKind, Unkeyed, parse_body
 from gateway.prompts.byte_level import byte_characters
@@ -29,7 +30,6 @@ from tests.indexer.support import POOL, Engine, engine, indexer, running
 from tests.redis_servers import server
 from tests.support import eventually, folder_of, redis_client
 from warmroute.config.pool import PoolConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.access import gateway_rules
 from worker.publish.offered_files import ModelFiles
 

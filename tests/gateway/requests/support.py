@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry
 
 from gateway.requests.access import Access
 from gateway.tenants.limiter import Limiter
+from gateway.tenants.metrics import TenantMetrics
 from gateway.tenants.salts import Salts
 from gateway.tenants.tenants import Tenants
 from tests.gateway.http.support import LAST_CHUNK, SSE_HEAD, Link, chunk, plain
 from tests.indexer.support import running
 from tests.support import redis_client
 from warmroute.config.tenants import TenantsConfig
-from warmroute.metrics import GatewayMetrics
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 FORM_TYPE = "Content-Type: multipart/form-data; boundary=xyz"
@@ -53,7 +53,7 @@ def tenants(tmp_path: Path, *, salts: bool = True, allow_unsalted: bool = False)
         )
     )
     settings = TenantsConfig(keys_file=path, salts=salts, salt_secret="s" * 32 if salts else None)
-    found = Tenants(path, GatewayMetrics(CollectorRegistry()))
+    found = Tenants(path, TenantMetrics(CollectorRegistry()))
     return Access(Salts.load(settings), found, allow_unsalted=allow_unsalted)
 
 
@@ -68,7 +68,7 @@ async def limited(redis_url: str, tmp_path: Path, **limits: int) -> AsyncIterato
     keys = [sha256(b"key-a").hexdigest()]
     path.write_bytes(orjson.dumps({"tenants": [{"name": "a", "keys": keys, "limits": limits}]}))
     settings = TenantsConfig(keys_file=path, salts=False)
-    metrics = GatewayMetrics(CollectorRegistry())
+    metrics = TenantMetrics(CollectorRegistry())
     async with redis_client(redis_url) as redis:
         access = Access(Salts.load(settings), Tenants(path, metrics), Limiter(redis, metrics, wait_seconds=1))
         async with running(*access.tasks()):

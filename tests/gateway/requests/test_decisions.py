@@ -15,12 +15,12 @@ from gateway.prompts.keyer import PromptKeyer
 from gateway.replay.read import read_trace
 from gateway.requests import decisions
 from gateway.requests.decisions import Decisions
+from gateway.requests.metrics import RequestMetrics
 from gateway.routing.decision_log import LoggedDecision
 from tests.gateway.http.support import Link, client, config, plain, replying, run, worker
 from tests.gateway.requests.support import as_json, sse
 from tests.gateway.support import Gate, gate
 from tests.support import eventually
-from warmroute.metrics import GatewayMetrics
 from worker.model_cache import ensure_model
 
 WORDS = "secret words that fill index blocks " * 30
@@ -200,4 +200,4 @@ def test_a_client_that_leaves_is_an_outcome() -> None:
 
 
 def test_nothing_runs_without_a_log() -> None:
-    assert Decisions(config(), GatewayMetrics(CollectorRegistry())).tasks() == []
+    assert Decisions(config(), RequestMetrics(CollectorRegistry())).tasks() == []

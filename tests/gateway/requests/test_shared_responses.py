@@ -14,6 +14,7 @@ from redis.exceptions import NoPermissionError
 
 from gateway.requests import shared_responses
 from gateway.requests.access import OPEN, Access
+from gateway.requests.metrics import RequestMetrics
 from gateway.requests.shared_responses import SharedResponses
 from gateway.requests.stored_responses import Owner, StoredResponses
 from tests.gateway.http.support import Link, run, worker
@@ -22,7 +23,6 @@ from tests.gateway.support import Gate, gate
 from tests.indexer.support import running
 from tests.redis_servers import server, server_cluster
 from tests.support import eventually, redis_client
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.access import gateway_rules
 from warmroute.redis.client import Client
 
@@ -203,7 +203,7 @@ def test_without_redis_each_gateway_knows_its_own(away: str, tmp_path: Path) -> 
 
 def shared(client: Client) -> tuple[SharedResponses, StoredResponses, CollectorRegistry]:
     registry, local = CollectorRegistry(), StoredResponses()
-    return SharedResponses(client, GatewayMetrics(registry), local), local, registry
+    return SharedResponses(client, RequestMetrics(registry), local), local, registry
 
 
 def test_redis_holds_a_bounded_number_and_no_ids(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.discovery.load_reports import LoadReports
 from gateway.http.outcome import Outcome
+from gateway.process.metrics import GatewayMetrics
 from gateway.prompts.keyer import Prompt
 from gateway.routing.census.targets import Target
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
@@ -20,7 +21,6 @@ from indexer.layout import WorkerFacts
 from indexer.reader.pool_index import PoolIndex
 from warmroute.config.model import RedisConfig
 from warmroute.config.pool import PoolConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.client import connect
 
 TOKENIZER = "ab" * 32

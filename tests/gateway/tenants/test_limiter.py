@@ -14,10 +14,10 @@ from redis.exceptions import NoPermissionError
 
 from gateway.http.errors import RequestError
 from gateway.tenants.limiter import Admission, Limiter, limits_key
+from gateway.tenants.metrics import TenantMetrics
 from gateway.tenants.tenant import ANONYMOUS, Limits, Tenant
 from tests.redis_servers import server
 from tests.support import eventually, redis_client
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.access import gateway_rules
 
 
@@ -60,7 +60,7 @@ async def gateways(url: str, count: int = 2, wait_seconds: float = 2.0) -> Async
         for _ in range(count):
             client = await stack.enter_async_context(redis_client(url))
             registry = CollectorRegistry()
-            limiter = Limiter(client, GatewayMetrics(registry), wait_seconds=wait_seconds)
+            limiter = Limiter(client, TenantMetrics(registry), wait_seconds=wait_seconds)
             gateway = Gateway(limiter, registry, asyncio.create_task(limiter.run()))
             stack.push_async_callback(gateway.stop)
             started.append(gateway)

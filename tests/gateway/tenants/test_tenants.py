@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry
 from gateway.http.errors import RequestError
 from gateway.http.message import Request
 from gateway.requests.access import OPEN
+from gateway.tenants.metrics import TenantMetrics
 from gateway.tenants.tenant import ANONYMOUS, Tenant, model_refusal
 from gateway.tenants.tenants import Tenants
 from tests.gateway.tenants.support import KEY, digest
 from tests.support import eventually
-from warmroute.metrics import GatewayMetrics
 from warmroute.process.lifecycle import StartupError
 
 
@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def tenants_of(path: Path, registry: CollectorRegistry) -> Tenants:
-    return Tenants(path, GatewayMetrics(registry))
+    return Tenants(path, TenantMetrics(registry))
 
 
 def identified(found: Tenants, *headers: bytes | None) -> Tenant | RequestError:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
 from indexer.layout import MalformedError, Part, WorkerRecord, decode_entry, part_of, parts_key
+from indexer.reader.metrics import MirrorMetrics
 from indexer.reader.mirror import Match, Mirror
 from indexer.reader.part_follower import ENTRIES_A_READ, PartFollower
 from indexer.reader.pool_index import PoolIndex
@@ -20,12 +21,11 @@ from indexer.server.metrics import IndexerMetrics
 from tests.chaos.cluster import RedisProcess
 from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, keys_of, ledger, run, running
 from tests.support import eventually, redis_client
-from warmroute.metrics import GatewayMetrics
 
 
 def part_follower(redis, mirror: Mirror, **changes) -> PartFollower:
     kind = changes.pop("kind", PartFollower)
-    return kind(redis, PART, mirror, GatewayMetrics(CollectorRegistry()), changed=lambda: None)
+    return kind(redis, PART, mirror, MirrorMetrics(CollectorRegistry()), changed=lambda: None)
 
 
 def test_a_full_mirror_is_visible(redis_url: str) -> None:
@@ -36,7 +36,7 @@ def test_a_full_mirror_is_visible(redis_url: str) -> None:
             held = {"device": range(1, 9), "host": range(20, 24)}
             await book.snapshot_chunk(owner, seq=1, chunk=0, last=True, held=held)
             registry = CollectorRegistry()
-            full = PoolIndex(redis, POOL, GatewayMetrics(registry), new_mirror=lambda: Mirror(key_limit=5))
+            full = PoolIndex(redis, POOL, MirrorMetrics(registry), new_mirror=lambda: Mirror(key_limit=5))
             async with running(full.run()):
                 await eventually(
                     lambda: registry.get_sample_value("warmroute_mirror_refused_keys", {"pool": POOL}) == 3
@@ -68,7 +68,7 @@ def test_a_boot_keeps_up_with_a_busy_log(redis_url: str) -> None:
                         for owner in owners:
                             await book.delta(owner, seq=seq, added={"device": [random.getrandbits(64)]}, removed={})
 
-            metrics = GatewayMetrics(CollectorRegistry())
+            metrics = MirrorMetrics(CollectorRegistry())
             mirror = BusyFollower(redis, PART, Mirror(), metrics, changed=lambda: None)
             async with running(mirror.run()):
                 await eventually(lambda: mirror.booted, within=60)
@@ -212,7 +212,7 @@ def test_a_mirror_that_was_full_is_read_anew_when_there_is_room(redis_url: str) 
             await book.snapshot_chunk(small, seq=1, chunk=0, last=True, held={"device": [1], "host": [2]})
             big, _ = await book.hello("big", 1, FACTS)
             await book.snapshot_chunk(big, seq=1, chunk=0, last=True, held={"device": range(10, 20)})
-            metrics = GatewayMetrics(CollectorRegistry())
+            metrics = MirrorMetrics(CollectorRegistry())
             index = PoolIndex(redis, POOL, metrics, new_mirror=lambda: Mirror(key_limit=5))
             async with running(index.run()):
                 await eventually(lambda: index.booted and not index.mirror.complete)

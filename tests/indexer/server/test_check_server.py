@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import AuthenticationError, NoPermissionError
 
+from indexer.reader.metrics import MirrorMetrics
 from indexer.reader.pool_index import PoolIndex
 from indexer.server.file_store import SCRIPT as FILES_SCRIPT
 from indexer.server.ledger import SCRIPT, UnsuitableRedisError, check_server
@@ -19,7 +20,6 @@ from tests.indexer.support import POOL, engine, in_step, indexer, running
 from tests.redis_servers import Server, server
 from tests.support import eventually
 from warmroute.config.redis import RedisConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.redis.access import FILE_COMMANDS, INDEXER_COMMANDS, SCRIPT_COMMANDS, gateway_rules, indexer_rules
 from warmroute.redis.client import Client, connect
 
@@ -58,7 +58,7 @@ def test_the_published_rules_suffice_for_indexer_and_gateway(valkey_server: Serv
             indexer(f"redis://indexer:i@{address}", log_entries=1000) as index,
             user(valkey_server, "gateway", "g") as redis,
         ):
-            mirror = PoolIndex(redis, POOL, GatewayMetrics(CollectorRegistry()))
+            mirror = PoolIndex(redis, POOL, MirrorMetrics(CollectorRegistry()))
             worker = engine(index.address, "w")
             async with running(mirror.run(), worker.publisher.run()):
                 worker.store(1)

@@ -13,11 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.discovery.load_reports import LoadReports
+from gateway.discovery.metrics import DiscoveryMetrics
 from tests.certificates import Authority, openssl
 from tests.indexer.support import POOL, engine, indexer, running
 from tests.support import eventually
 from warmroute.config.grpc import GrpcConfig
-from warmroute.metrics import GatewayMetrics
 from warmroute.process.watched_files import SecurityError
 from warmroute.rpc.security import ClientSecurity, ServerSecurity
 from warmroute.v1 import index_pb2 as pb
@@ -79,7 +79,9 @@ def test_workers_publish_and_gateways_listen_over_tls(redis_url: str, authority:
         server, client = server_config(authority, mutual=False, token=TOKEN), client_config(authority, token=TOKEN)
         async with indexer(redis_url, grpc_config=server) as index:
             worker = engine(index.address, "w", grpc_config=client)
-            reports = LoadReports([index.address], [POOL], GatewayMetrics(CollectorRegistry()), ClientSecurity(client))
+            reports = LoadReports(
+                [index.address], [POOL], DiscoveryMetrics(CollectorRegistry()), ClientSecurity(client)
+            )
             async with running(worker.publisher.run(), reports.run()):
                 await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
                 await eventually(lambda: reports.get(POOL, "w", time.monotonic()))
