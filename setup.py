@@ -14,7 +14,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 HOT = {
-    "gateway/engines": "registry",
+    "gateway/engines": "base builtin registry sglang tensorrt_llm vllm",
     "gateway/http": "connection deadlines exchange flow_control forwarding framing message outcome reply "
     "request_parser sse upstream upstream_connection",
     "gateway/requests": "access app edit inference_request json_members key models paths relay request_edits resolve "

@@ -8,6 +8,7 @@ from pathlib import Path
 
 Graph = dict[str, set[str]]
 
+ROOT = Path(__file__).parents[1]
 PARTS = ("warmroute", "indexer", "worker", "gateway")
 
 
@@ -82,12 +83,12 @@ def siblings(graph: Graph) -> dict[str, Graph]:
     return levels
 
 
-def test_no_circle_of_modules(root: Path) -> None:
-    assert circles(imports(root)) == []
+def test_no_circle_of_modules() -> None:
+    assert circles(imports(ROOT)) == []
 
 
-def test_no_circle_of_packages(root: Path) -> None:
-    found = {package: circles(level) for package, level in siblings(imports(root)).items()}
+def test_no_circle_of_packages() -> None:
+    found = {package: circles(level) for package, level in siblings(imports(ROOT)).items()}
     assert {package: circle for package, circle in found.items() if circle} == {}
 
 

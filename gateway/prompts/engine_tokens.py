@@ -54,18 +54,21 @@ class EngineTokens:
         self._under_way = 0
         self._renders = True
 
-    async def ask(self, address: str, path: str, body: bytes, fields: Mapping[str, Any], seconds: float) -> bytes:
+    async def ask(
+        self, address: str, path: str, body: bytes, fields: Mapping[str, Any], seconds: float, *, renders: bool = True
+    ) -> bytes:
         """Ids of a request's prompt, packed by `indexer.keys.token_bytes`; of the first where there are several.
 
         `address`: host:port of a worker. `path`: where the request goes; `body`: it, as the worker would get it;
-        `fields`: the same, parsed. Raises EngineTokensError, after `seconds` at the latest.
+        `fields`: the same, parsed. `renders`: as its dialect says. Raises EngineTokensError, after `seconds` at the
+        latest.
         """
         if self._under_way >= CONCURRENT:
             raise EngineTokensError(f"{CONCURRENT} questions are under way")
         self._under_way += 1
         try:
             timeout = aiohttp.ClientTimeout(total=seconds)
-            if self._renders:
+            if renders and self._renders:
                 try:
                     return await self._post(address, path + "/render", body, timeout)
                 except EngineTokensError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from gateway.engines import registry as engines
-from gateway.engines.registry import EngineRules
+from gateway.engines.base import Dialect
+from gateway.engines.registry import dialect, unsalted_paths
 from gateway.http.message import Request
 from gateway.requests.access import Access
 from gateway.requests.inference_request import InferenceRequest
@@ -33,12 +33,12 @@ async def edit_body(request: InferenceRequest, access: Access) -> None:
         ask_usage=request.drops_usage,
         priority=request.hints.priority if route.prioritised else None,
     )
-    rules = engines.rules(request.census.engine)
+    engine = dialect(request.census.engine)
     if len(request.body) <= INLINE_BYTES:
-        request.body = _edited(request, edits, rules)
+        request.body = _edited(request, edits, engine)
     else:
-        request.body = await asyncio.to_thread(_edited, request, edits, rules)
-    if route.salted and request.http.path in engines.unsalted_paths(request.census.engines):
+        request.body = await asyncio.to_thread(_edited, request, edits, engine)
+    if route.salted and request.http.path in unsalted_paths(request.census.engines):
         request.salt = ""  # what the engine ignores must not be in the keys either
 
 
@@ -75,10 +75,10 @@ class _Learner:
         self._responses.learn(response_id, owner, chosen=chosen)
 
 
-def _edited(request: InferenceRequest, edits: RequestEdits, rules: EngineRules) -> bytes:
+def _edited(request: InferenceRequest, edits: RequestEdits, engine: Dialect) -> bytes:
     body, form = request.body, request.form
     if request.fields is not None:
-        return edits.apply(body, request.fields, rules)
+        return edits.apply(body, request.fields, engine)
     if edits.model is None or form is None:
         return body
     return splice(body, [(form.start, form.end, edits.model.encode())])

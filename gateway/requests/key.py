@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import choice
 from typing import Final
 
+from gateway.engines.registry import dialect
 from gateway.prompts.body import CHARACTERS_PER_TOKEN
 from gateway.prompts.conversation import Completion, Unkeyed
 from gateway.prompts.engine_tokens import EngineTokensError
@@ -92,8 +93,9 @@ class PromptKeys:
         if check.source(now) is not Source.ENGINE or not workers:
             return None
         try:
+            renders = dialect(request.census.engine).renders
             asked = choice(workers).target.address
-            ids = await pool.engine_tokens.ask(asked, path, request.body, fields, self._budget_seconds)
+            ids = await pool.engine_tokens.ask(asked, path, request.body, fields, self._budget_seconds, renders=renders)
         except EngineTokensError as error:
             self._metrics.engine_tokens.labels(pool.name, "failed").inc()
             if check.ask_failed(pool.router.clock(), unserved=error.unserved):

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.engines.registry import EngineRules
+from gateway.engines.base import Dialect
 from gateway.requests.json_members import edit_object, last, members, splice, value_of_only
 
 
@@ -23,7 +23,7 @@ class RequestEdits:
     ask_usage: bool = False
     priority: int | None = None
 
-    def apply(self, body: bytes, fields: Mapping[str, Any], rules: EngineRules) -> bytes:
+    def apply(self, body: bytes, fields: Mapping[str, Any], dialect: Dialect) -> bytes:
         """The body as the worker gets it; the very same object where nothing is to change.
 
         `fields` is the body, parsed. Of duplicate keys all are changed, since engines need not agree on which counts.
@@ -36,14 +36,14 @@ class RequestEdits:
             (replace if "cache_salt" in fields else add)["cache_salt"] = orjson.dumps(self.salt)
         priority = fields.get("priority")
         if priority is None:
-            if self.priority and rules.takes_priority:
-                value = b"%d" % (-self.priority if rules.lower_priority_first else self.priority)
+            if self.priority and dialect.takes_priority:
+                value = b"%d" % (-self.priority if dialect.lower_priority_first else self.priority)
                 (replace if "priority" in fields else add)["priority"] = value
-        elif rules.lower_priority_first and type(priority) is int and priority:
+        elif dialect.lower_priority_first and type(priority) is int and priority:
             replace["priority"] = b"%d" % -priority
         if self.ask_usage:
             (replace if "stream_options" in fields else add)["stream_options"] = _asking(body, fields)
-        remove = rules.rejects.intersection(fields)
+        remove = dialect.rejects.intersection(fields)
         if not (replace or add or remove):
             return body
         if "model" in replace and b"\\u00" not in body and (only := value_of_only(body, "model")) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.engines import registry as engines
+from gateway.engines.registry import unsalted_paths
 from gateway.http.errors import RequestError
 from gateway.http.message import Request
 from gateway.prompts.body import BadRequestError, model_name, parse_object
@@ -78,7 +78,7 @@ class Resolver:
             if (
                 route.salted
                 and self._access.needs_salt(tenant)
-                and request.http.path in engines.unsalted_paths(request.census.engines)
+                and request.http.path in unsalted_paths(request.census.engines)
             ):
                 raise unsalted_refusal(request.http.path)
             request.pinned = pinned(request.http, pool.router, tenant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gateway.engines.registry import HINTS
+from gateway.engines.base import HINTS
 from gateway.requests.paths import POST_ROUTES
 from warmroute.config.gateway import GatewayConfig
 

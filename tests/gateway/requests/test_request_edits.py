@@ -9,20 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engines.registry import HINTS, EngineRules, rules
+from gateway.engines.base import HINTS, Dialect
+from gateway.engines.registry import dialect
 from gateway.requests.request_edits import RequestEdits, lacks_usage
 
-PLAIN = EngineRules()
+PLAIN = Dialect()
 
 
 def apply(text: str, edits: RequestEdits, engine: str | None = None) -> str:
     body = text.encode()
-    return edits.apply(body, orjson.loads(body), rules(engine)).decode()
+    return edits.apply(body, orjson.loads(body), dialect(engine)).decode()
 
 
 def test_nothing_to_change_is_the_same_object() -> None:
     body = b'{ "model" : "m", "messages" : [ ] }'
-    assert RequestEdits().apply(body, orjson.loads(body), rules("vllm")) is body
+    assert RequestEdits().apply(body, orjson.loads(body), dialect("vllm")) is body
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_a_parser_sees_the_edited_fields_and_no_other_change(
     body = json.dumps(fields, indent=1).encode()
     ask = ask and lacks_usage({**fields, "stream": True})
     edits = RequestEdits(model="new" if model else None, salt="salty" if salt else None, ask_usage=ask)
-    edited = json.loads(edits.apply(body, fields, rules(engine)))
+    edited = json.loads(edits.apply(body, fields, dialect(engine)))
     expected = dict(fields)
     if engine == "tensorrt-llm":
         expected = {name: value for name, value in expected.items() if name not in HINTS}
