@@ -77,8 +77,9 @@ async def redis_py(url: str, **config: Any) -> AsyncIterator[Any]:
         for each in (client, *sentinels):
             await each.aclose()
         # A cluster's client that failed to begin leaves them open.
-        for node in (*client.startup_nodes, *client.get_nodes()) if target.topology == "cluster" else ():
-            await node.disconnect()
+        if target.topology == "cluster":
+            for node in (*client.nodes_manager.startup_nodes.values(), *client.get_nodes()):
+                await node.disconnect()
 
 
 def _with_deadline(base: type) -> type:
