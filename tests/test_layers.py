@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -88,7 +89,13 @@ def test_no_circle_of_modules() -> None:
 
 
 def test_no_circle_of_packages() -> None:
-    found = {package: circles(level) for package, level in siblings(imports(ROOT)).items()}
+    # The command line lies in `warmroute` and is a part of its own, above all others.
+    top = re.compile(r"^warmroute\.(cli|__main__)")
+    graph = {
+        top.sub(r"\1", source): {top.sub(r"\1", target) for target in targets}
+        for source, targets in imports(ROOT).items()
+    }
+    found = {package: circles(level) for package, level in siblings(graph).items()}
     assert {package: circle for package, circle in found.items() if circle} == {}
 
 

@@ -10,7 +10,7 @@ from typing import Final, cast
 
 from gateway.http.access_log import AccessLog
 from gateway.http.deadlines import NEVER, Watch
-from gateway.http.errors import OPENAI, ErrorShape, RequestError, send_error
+from gateway.http.errors import OPENAI, ErrorShape, RequestError
 from gateway.http.flow_control import FlowControl
 from gateway.http.message import Request
 from gateway.http.reply import Reply
@@ -255,7 +255,7 @@ class Connection(asyncio.Protocol):
     def _end(self, reply: Reply) -> None:
         """The handler has ended: make sure that the reply has, then go on."""
         if not reply.started and not reply.closed:
-            send_error(reply, RequestError(500, "the gateway failed to answer this request", "internal_error"))
+            reply.send_error(RequestError(500, "the gateway failed to answer this request", "internal_error"))
         elif not reply.finished:
             reply.abort()
         self._reply = None
@@ -278,7 +278,7 @@ class Connection(asyncio.Protocol):
         self._queue.clear()
         reply = Reply(self._transport, self._flow, request_id(None), method="", version="1.1", keep_alive=False)
         reply.error_shape = self._error_shapes.get(self._parser.path, OPENAI)
-        send_error(reply, error)
+        reply.send_error(error)
         if self._on_refusal is not None:
             self._on_refusal(error.status)
         if self._transport.can_write_eof():

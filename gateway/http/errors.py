@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
-if TYPE_CHECKING:
-    from gateway.http.message import Header
-    from gateway.http.reply import Reply
+from gateway.http.message import Header
 
 JSON: Final = (b"content-type", b"application/json")
 
@@ -90,8 +88,3 @@ def _text(error: RequestError) -> str:
 
 OPENAI: Final = ErrorShape(openai_body, b"")
 ANTHROPIC: Final = ErrorShape(anthropic_body, b"error")
-
-
-def send_error(reply: Reply, error: RequestError) -> None:
-    """Send a whole error reply, in the shape that the path's clients read."""
-    reply.send(error.status, (JSON, *error.headers), reply.error_shape.body(error))

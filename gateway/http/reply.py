@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from http import HTTPStatus
 
-from gateway.http.errors import OPENAI, ErrorShape
+from gateway.http.errors import JSON, OPENAI, ErrorShape, RequestError
 from gateway.http.flow_control import FlowControl, Source
 from gateway.http.message import Header, render_headers
 
@@ -115,6 +115,10 @@ class Reply:
         self.finished = True
         if not self.closed:
             self._transport.write(head if self._bodiless else head + body)
+
+    def send_error(self, error: RequestError) -> None:
+        """Send a whole reply that says why the request is not served, in the shape that the path's clients read."""
+        self.send(error.status, (JSON, *error.headers), self.error_shape.body(error))
 
     def start(self, status: int, headers: Iterable[Header] = (), length: int | None = None, first: bytes = b"") -> None:
         """Send the head of a reply whose body is `length` bytes (None when not known) and begins with `first`."""

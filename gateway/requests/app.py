@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
-from gateway.http.errors import RequestError, send_error
+from gateway.http.errors import RequestError
 from gateway.http.message import Request
 from gateway.http.reply import Reply
 from gateway.http.upstream import UpstreamPool
@@ -74,7 +74,7 @@ class App:
             if request is not None:
                 await self.serve(request, reply)
         except RequestError as error:
-            send_error(reply, error)
+            reply.send_error(error)
         except Exception:
             # The connection answers 500 where nothing was sent yet.
             self.count(500 if reply.status is None else reply.status)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.http.deadlines import NEVER
-from gateway.http.errors import RequestError, send_error
+from gateway.http.errors import RequestError
 from gateway.http.exchange import Destination, Exchange, ReplyEdit
 from gateway.http.forwarding import reply_headers, request_head
 from gateway.http.message import Request
@@ -136,15 +136,15 @@ def _answer_failure(reply: Reply, assignment: Assignment | None, exchange: Excha
     """Answer for workers of which none began a reply."""
     if exchange is None or assignment is None:
         message = "no worker is ready for this model; try again later"
-        send_error(reply, RequestError(503, message, "no_worker", headers=((b"retry-after", b"1"),)))
+        reply.send_error(RequestError(503, message, "no_worker", headers=((b"retry-after", b"1"),)))
     elif exchange.failure is Failure.TIMEOUT:
         message = "the worker did not reply in time; try again later"
-        send_error(reply, RequestError(504, message, "worker_timeout"))
+        reply.send_error(RequestError(504, message, "worker_timeout"))
     elif exchange.head is None or exchange.failure is not None:
         message = "the worker could not be reached; try again later"
-        send_error(reply, RequestError(502, message, "worker_unreachable"))
+        reply.send_error(RequestError(502, message, "worker_unreachable"))
     elif exchange.refusal is None:
-        send_error(reply, RequestError(exchange.head.status, "the worker refused the request", "worker_refused"))
+        reply.send_error(RequestError(exchange.head.status, "the worker refused the request", "worker_refused"))
     else:
         headers = reply_headers(exchange.head, assignment.reply_headers)
         reply.send(exchange.head.status, headers, exchange.refusal)

@@ -10,9 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from redis.exceptions import NoPermissionError, RedisError
@@ -20,11 +20,11 @@ from redis.exceptions import NoPermissionError, RedisError
 from gateway.prompts.hub import HubError, hub_folder
 from gateway.prompts.offered_files import FileSet, ModelFilesError, fetch, most_common, unpack
 from indexer.inspection.ledger_reader import Reader, Survey
-from indexer.inspection.view import PoolView, ServerView
 from indexer.layout import WorkerFacts
 from warmroute.cli import index_table
 from warmroute.cli.index_prompt import PromptView, key_prompt, named_model, parse_prompt, view_prompt
-from warmroute.cli.index_streams import IndexerView, StreamView, WorkerKey, describe
+from warmroute.cli.index_report import Report
+from warmroute.cli.index_streams import describe
 from warmroute.cli.input_file import read_input
 from warmroute.config.model import Config
 from warmroute.config.redis_url import redacted
@@ -37,34 +37,6 @@ from warmroute.rpc.security import ClientSecurity
 SURVEY_SECONDS: Final = 30.0
 CONNECTIONS: Final = 2
 _CLEAR, _HOME, _TO_LINE_END, _TO_SCREEN_END = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Everything that one look at the index gave."""
-
-    redis: str
-    server: ServerView
-    survey_complete: bool
-    pools: list[PoolView]
-    indexers: list[IndexerView]
-    streams: dict[WorkerKey, StreamView]
-    read_seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Field names are part of the command's interface: they are added to, never renamed."""
-        pools = [asdict(pool) for pool in self.pools]
-        for pool in pools:
-            for worker in pool["workers"]:
-                stream = self.streams.get((pool["pool"], worker["worker_id"]))
-                worker["stream"] = asdict(stream) if stream else None
-        return {
-            "redis": {"url": self.redis, **asdict(self.server)},
-            "survey_complete": self.survey_complete,
-            "pools": pools,
-            "indexers": [asdict(indexer) for indexer in self.indexers],
-            "read_seconds": round(self.read_seconds, 4),
-        }
 
 
 def run(config: Config, as_json: bool, watch_seconds: float | None, prompt_file: str | None) -> int:

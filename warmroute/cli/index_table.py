@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from indexer.inspection.view import PartView, PoolView, WorkerView
 from indexer.layout import TIERS
 from warmroute.cli.index_prompt import PromptView
+from warmroute.cli.index_report import Report
 from warmroute.cli.index_streams import IndexerView, StreamView, WorkerKey
-
-if TYPE_CHECKING:
-    from warmroute.cli.index import Report
 
 UNKNOWN: Final = "?"
 NOTHING: Final = "-"

@@ -16,7 +16,7 @@ from typing import Any
 import uvloop
 
 from gateway.http.connection import NO_SHAPES
-from gateway.http.errors import ErrorShape, RequestError, send_error
+from gateway.http.errors import ErrorShape, RequestError
 from gateway.http.message import Request
 from gateway.http.outcome import Outcome
 from gateway.http.reply import Reply
@@ -355,7 +355,7 @@ async def gateway(*ports: int, security: UpstreamSecurity | None = None, **field
         if request.path == "/health":
             reply.send(200, ((b"content-type", b"text/plain"),), b"ok")
         elif request.path == "/teapot":
-            send_error(reply, RequestError(418, "a teapot"))
+            reply.send_error(RequestError(418, "a teapot"))
         else:
             this.results.append(await relay(request, request.body, reply, assigner, upstreams))
 

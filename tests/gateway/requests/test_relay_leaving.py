@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from gateway.http.errors import RequestError, send_error
+from gateway.http.errors import RequestError
 from gateway.http.message import Request
 from gateway.http.outcome import Outcome
 from gateway.http.reply import Reply
@@ -129,7 +129,7 @@ def test_a_handler_that_is_cancelled_leaves_nothing_behind(phase: str) -> None:
                 await asyncio.wait({relaying})
                 assert relaying.cancelled()
                 if not reply.started:
-                    send_error(reply, RequestError(418, "changed its mind"))
+                    reply.send_error(RequestError(418, "changed its mind"))
 
             async with serving(handler) as server, client(server.port) as user:
                 user.send(request())

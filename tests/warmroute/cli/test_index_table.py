@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from indexer.inspection.view import PartView, PoolView, ServerView, TierView, WorkerView
-from warmroute.cli.index import Report
 from warmroute.cli.index_prompt import HolderView, PromptView
+from warmroute.cli.index_report import Report
 from warmroute.cli.index_streams import IndexerView, StreamView
 from warmroute.cli.index_table import age, align, cut, prompt_text, report_text, size
 
