@@ -7,9 +7,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from warmroute.config.engines import AgentEngineName
 from warmroute.config.setting_types import (
     DEFAULT_INDEX_BLOCK_TOKENS,
-    AgentEngineName,
     HostPort,
     HostPorts,
     HttpUrl,

@@ -7,7 +7,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 
-from warmroute.config.setting_types import EngineName, HostPort, HubName, Name, PolicyName, Port, Section
+from warmroute.config.engines import EngineName
+from warmroute.config.setting_types import HostPort, HubName, Name, PolicyName, Port, Section
 
 
 class StaticWorker(Section):

@@ -84,8 +84,6 @@ ZmqEndpoint = Annotated[str, AfterValidator(_check_endpoint)]
 HostPorts = Annotated[str, AfterValidator(_check_host_ports)]
 _HUB_PART = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}"
 HubName = Annotated[str, StringConstraints(pattern=f"^{_HUB_PART}/{_HUB_PART}(@[A-Za-z0-9_./-]{{1,96}})?$")]
-EngineName = Literal["vllm", "sglang", "tensorrt-llm", "builtin"]
-AgentEngineName = Literal["vllm", "sglang", "tensorrt-llm", "openai"]
 PolicyName = Literal[
     "warm", "round_robin", "least_requests", "power_of_two", "consistent_hash", "prefix_only", "lmetric"
 ]

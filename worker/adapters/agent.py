@@ -20,8 +20,10 @@ from warmroute.process.admin import AdminServer
 from warmroute.process.lifecycle import StartupError, cannot_listen, until_signal
 from warmroute.rpc.security import ClientSecurity
 from worker.adapters.engine_client import EngineClient, EngineError, engine_client
+from worker.adapters.engines.base import Finding
+from worker.adapters.engines.registry import engine_named
 from worker.adapters.monitor import EngineChangedError, Monitor
-from worker.adapters.profile import Finding, Profile, model_files, probe
+from worker.adapters.profile import Profile, model_files, probe
 from worker.adapters.rank_worker import RankedMetrics, RankWorker
 from worker.metrics import AgentMetrics
 
@@ -85,13 +87,10 @@ class Agent:
         return self.monitor.up, {
             "engine": "running" if self.monitor.up else self.monitor.trouble,
             "index": {worker.publisher.identity.worker_id: _index_state(worker) for worker in self.workers},
-            "events": "approximate" if self._approximate(self.profile) else "exact",
+            "events": "approximate" if self.profile.approximate else "exact",
             "troubles": [worker.source.trouble for worker in self.workers if worker.source and worker.source.trouble],
             "findings": [str(finding) for finding in self.profile.findings],
         }
-
-    def _approximate(self, profile: Profile) -> bool:
-        return profile.blind or self._config.engine == "openai"
 
     async def _await_engine(self, client: EngineClient) -> Profile:
         loop = asyncio.get_running_loop()
@@ -114,9 +113,9 @@ class Agent:
         logger.info("%s %s serves %s", self._config.engine, profile.version, names)
         for finding in profile.findings:
             logger.log(logging.ERROR if finding.blind else logging.WARNING, "%s", finding)
-        if self._approximate(profile):
+        if profile.approximate:
             logger.warning("no cache events: gateways guess what this engine holds")
-        self._metrics.approximate.set(self._approximate(profile))
+        self._metrics.approximate.set(profile.approximate)
 
     async def _serve(self, profile: Profile, client: EngineClient, context: zmq.asyncio.Context) -> None:
         """Run the workers of an engine as it is now."""
@@ -145,8 +144,9 @@ class Agent:
                     for worker in self.workers:
                         if worker.rank in sources:
                             tasks.create_task(worker.attach(sources[worker.rank], context).run())
-                    if self._config.engine == "tensorrt-llm" and not profile.sources:
-                        tasks.create_task(self.monitor.drain())
+                    drain = engine_named(self._config.engine).drain(profile.ranks[0].block_tokens)
+                    if drain is not None and not profile.sources:
+                        tasks.create_task(self.monitor.drain(drain))
                 tasks.create_task(self.monitor.run())
         finally:
             self.profile, self.monitor, self._waiting_for = None, None, "starting over"

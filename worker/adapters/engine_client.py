@@ -47,6 +47,24 @@ class EngineClient:
         except orjson.JSONDecodeError as error:
             raise EngineError(f"{self.url}{path} is no JSON: {error}", status=200) from error
 
+    async def text_or_empty(self, path: str) -> str:
+        """The same, "" where the engine answers with an error. Raises EngineError where it does not answer."""
+        try:
+            return await self.text(path)
+        except EngineError as error:
+            if not error.status:
+                raise
+            return ""
+
+    async def json_or_none(self, path: str) -> Any:
+        """The answer as JSON, None where the engine has no such path. Raises EngineError while it cannot say."""
+        try:
+            return await self.json(path)
+        except EngineError as error:
+            if not error.status or error.status >= 500:
+                raise
+            return None
+
     async def _answer(self, method: str, path: str) -> bytes:
         try:
             async with self._session.request(method, f"{self.url}{path}", allow_redirects=False) as response:

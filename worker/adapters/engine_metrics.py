@@ -1,4 +1,4 @@
-"""An engine's load and facts from its Prometheus metrics, under the names of all versions. No I/O.
+"""An engine's load and facts from its Prometheus metrics, under the names that `MetricNames` has. No I/O.
 
 What an engine does not export stays neutral (0, or None for facts) and is said once.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,31 +21,7 @@ from worker.events import EngineLoad
 
 logger = logging.getLogger(__name__)
 
-RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running")
-WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting")
-USAGE: Final = (
-    "vllm:kv_cache_usage_perc",
-    "vllm:gpu_cache_usage_perc",
-    "sglang:full_token_usage",
-    "sglang:token_usage",
-    "trtllm_kv_cache_utilization",
-)
-# Prompt tokens computed, and requests that they were computed for.
-COMPUTED: Final = ("vllm:request_prefill_kv_computed_tokens_sum",)
-COMPUTED_REQUESTS: Final = ("vllm:request_prefill_kv_computed_tokens_count",)
-PROMPT: Final = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
-CACHED: Final = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total")
-FINISHED: Final = ("vllm:request_success_total", "sglang:num_requests_total")
-CONFIG: Final = ("vllm:cache_config_info",)
-CAPACITY: Final = ("sglang:max_total_num_tokens",)
-PAGE: Final = ("sglang:page_size",)
-START: Final = ("process_start_time_seconds",)
-
-_WANTED: Final = (
-    *(*RUNNING, *WAITING, *USAGE, *COMPUTED, *COMPUTED_REQUESTS, *PROMPT, *CACHED, *FINISHED),
-    *(*CONFIG, *CAPACITY, *PAGE, *START),
-)
-_RANK_LABELS: Final = ("engine", "dp_rank", "rank")
+_START: Final = "process_start_time_seconds"
 # Of the mean of uncached tokens a request: older ones count half as much after so many newer ones.
 _MEAN_REQUESTS: Final = 256
 _MOST_RANKS: Final = 1024
@@ -64,6 +40,60 @@ class EngineFacts:
     cache_tokens: int | None = None
     most_blocks: int | None = None
     prefix_caching: bool | None = None
+
+
+LabelReader = Callable[[EngineFacts, Mapping[str, str]], None]
+"""Writes what a metric's labels say into the facts of its rank. Never raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricNames:
+    """Under which names an engine exports its metrics, the newest name first; empty: not at all."""
+
+    running: tuple[str, ...] = ()
+    """Requests that are computed."""
+    waiting: tuple[str, ...] = ()
+    """Requests that wait."""
+    usage: tuple[str, ...] = ()
+    """Share of the KV cache in use, 0 to 1."""
+    computed: tuple[str, ...] = ()
+    """Prompt tokens computed so far, without those from the cache."""
+    computed_requests: tuple[str, ...] = ()
+    """Requests that they were computed for."""
+    prompt: tuple[str, ...] = ()
+    """Prompt tokens so far; with `cached` and `finished` used where `computed` is missing."""
+    cached: tuple[str, ...] = ()
+    """Prompt tokens from the cache so far."""
+    finished: tuple[str, ...] = ()
+    """Requests answered so far."""
+    capacity: tuple[str, ...] = ()
+    """Tokens that the cache holds."""
+    block: tuple[str, ...] = ()
+    """Tokens in a KV block."""
+    labelled: Mapping[str, LabelReader] = field(default_factory=dict)
+    """Metrics whose labels are facts."""
+    rank_labels: tuple[str, ...] = ()
+    """Labels with the number of the data-parallel rank; without one a metric is rank 0's."""
+
+    @classmethod
+    def union(cls, several: Iterable[MetricNames]) -> MetricNames:
+        """All names of several engines; those of the first win where an engine exports both."""
+        names = tuple(several)
+        labelled = {name: read for each in names for name, read in each.labelled.items()}
+        return cls(
+            **{
+                each.name: tuple(chain.from_iterable(getattr(one, each.name) for one in names))
+                for each in fields(cls)
+                if each.name != "labelled"
+            },
+            labelled=labelled,
+        )
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every name of a metric, without labels."""
+        tuples = (getattr(self, each.name) for each in fields(self) if each.name not in {"labelled", "rank_labels"})
+        return (*chain.from_iterable(tuples), *self.labelled)
 
 
 @dataclass(slots=True)
@@ -101,47 +131,52 @@ class _Uncached:
 class MetricsReader:
     """Reads one engine's metrics text again and again. Bounded by its ranks."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, names: MetricNames, *, quiet: bool = False) -> None:
         """`quiet`: another reader says what is missing."""
+        self._names = names
+        self._wanted = (*names.all, _START)
         self._quiet = quiet
         self._uncached: dict[int, _Uncached] = {}
         self._said: set[str] = set()
 
     def read(self, text: str) -> Scrape:
         """Never raises: what cannot be read is missing."""
+        names = self._names
         samples: dict[str, dict[int, float]] = {}
         scrape = Scrape()
         for sample in self._samples(text):
-            rank = _rank(sample.labels)
+            rank = _rank(sample.labels, names.rank_labels)
             if not math.isfinite(sample.value) or rank >= _MOST_RANKS:
                 continue
-            if sample.name in START:
+            if sample.name == _START:
                 scrape.started_at = sample.value
-            elif sample.name in CONFIG:
-                _read_config(scrape.facts.setdefault(rank, EngineFacts()), sample.labels)
+            elif (read_labels := names.labelled.get(sample.name)) is not None:
+                read_labels(scrape.facts.setdefault(rank, EngineFacts()), sample.labels)
             else:
                 by_rank = samples.setdefault(sample.name, {})
                 by_rank[rank] = by_rank.get(rank, 0.0) + sample.value
         for rank in {rank for by_rank in samples.values() for rank in by_rank}:
             self._read_rank(rank, partial(_first, samples, rank), scrape)
-        for rank, block in _all(samples, PAGE):
+        for rank, block in _all(samples, names.block):
             scrape.facts.setdefault(rank, EngineFacts()).block_tokens = count(block) or None
-        for rank, tokens in _all(samples, CAPACITY):
+        for rank, tokens in _all(samples, names.capacity):
             scrape.facts.setdefault(rank, EngineFacts()).cache_tokens = count(tokens) or None
-        for what, names in (("running requests", RUNNING), ("waiting requests", WAITING), ("cache use", USAGE)):
-            if not any(name in samples for name in names):
-                self._say_once(what, names)
+        needed = (("running requests", names.running), ("waiting requests", names.waiting), ("cache use", names.usage))
+        for what, any_of in needed:
+            if not any(name in samples for name in any_of):
+                self._say_once(what, any_of)
         return scrape
 
     def _read_rank(self, rank: int, get: Callable[[tuple[str, ...]], float | None], scrape: Scrape) -> None:
-        running, waiting, usage = get(RUNNING), get(WAITING), get(USAGE)
+        names = self._names
+        running, waiting, usage = get(names.running), get(names.waiting), get(names.usage)
         if running is None and waiting is None and usage is None:
             return
         uncached = self._uncached.setdefault(rank, _Uncached())
-        computed, requests = get(COMPUTED), get(COMPUTED_REQUESTS)
+        computed, requests = get(names.computed), get(names.computed_requests)
         if computed is None or requests is None:
-            prompt, requests = get(PROMPT), get(FINISHED)
-            computed = None if prompt is None else prompt - (get(CACHED) or 0.0)
+            prompt, requests = get(names.prompt), get(names.finished)
+            computed = None if prompt is None else prompt - (get(names.cached) or 0.0)
         if computed is not None and requests is not None:
             uncached.update(computed, requests)
         waiting_requests = count(waiting)
@@ -154,7 +189,7 @@ class MetricsReader:
 
     def _samples(self, text: str) -> Iterator[Sample]:
         """Samples of wanted names alone: parsing all of an engine's metrics takes ten times as long."""
-        wanted = (line for line in text.splitlines() if line.startswith(_WANTED))
+        wanted = (line for line in text.splitlines() if line.startswith(self._wanted))
         for line in islice(wanted, _MOST_LINES):
             try:
                 for family in text_string_to_metric_families(line + "\n"):
@@ -168,8 +203,8 @@ class MetricsReader:
             logger.warning("the engine's metrics lack %s (%s): taken as none", what, ", ".join(names))
 
 
-def _rank(labels: Mapping[str, str]) -> int:
-    for label in _RANK_LABELS:
+def _rank(labels: Mapping[str, str], rank_labels: Sequence[str]) -> int:
+    for label in rank_labels:
         if (value := labels.get(label, "")).isdigit():
             return count(value)
     return 0
@@ -182,15 +217,3 @@ def _first(samples: Mapping[str, Mapping[int, float]], rank: int, names: tuple[s
 def _all(samples: Mapping[str, Mapping[int, float]], names: tuple[str, ...]) -> Iterator[tuple[int, float]]:
     for name in names:
         yield from samples.get(name, {}).items()
-
-
-def _read_config(facts: EngineFacts, labels: Mapping[str, str]) -> None:
-    """vLLM's configuration of its cache, in labels."""
-    facts.block_tokens = count(labels.get("block_size")) or None
-    # With data parallelism newer versions give the blocks of all ranks beside the tokens of one.
-    tokens, blocks = count(labels.get("kv_cache_size_tokens")), count(labels.get("num_gpu_blocks"))
-    facts.cache_tokens = tokens or count(blocks * (facts.block_tokens or 0)) or None
-    if facts.cache_tokens and facts.block_tokens:
-        facts.most_blocks = max(blocks, facts.cache_tokens // facts.block_tokens)
-    if (enabled := labels.get("enable_prefix_caching")) is not None:
-        facts.prefix_caching = enabled == "True"

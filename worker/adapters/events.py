@@ -7,6 +7,7 @@ tuples: a busy engine makes thousands a second.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from indexer.keys import Extra
@@ -79,6 +80,17 @@ class EngineBatch(NamedTuple):
     events: Sequence[EngineEvent]
     undecodable: int = 0
     ignored: int = 0
+
+
+@dataclass(slots=True)
+class Drained:
+    """One rank's events of one answer, in order.
+
+    `missing`: others came before these and are lost, so that what was known no longer tells what is cached.
+    """
+
+    events: list[EngineEvent] = field(default_factory=list)
+    missing: bool = False
 
 
 class DecodeError(Exception):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from worker.adapters.events import DecodeError, EngineBatch
-from worker.adapters.msgpack_events import decode_batch
 from worker.adapters.sequence import Sequence as StreamSequence
 from worker.adapters.sequence import Verdict
 from worker.adapters.translate import Translator
@@ -34,15 +33,21 @@ class Feed:
     """
 
     def __init__(
-        self, translator: Translator, sink: Callable[[Sequence[CacheEvent]], None], *, replay_keeps: bool = False
+        self,
+        translator: Translator,
+        sink: Callable[[Sequence[CacheEvent]], None],
+        decode: Callable[[bytes], EngineBatch],
+        *,
+        replay_keeps: bool = False,
     ) -> None:
-        """`replay_keeps`: the engine's replay is known to keep batches, so that one that is empty tells something."""
+        """`decode`: `Engine.decode`. `replay_keeps`: the engine's replay is known to keep batches, so that one that is empty tells something."""
         self.translator = translator
         self.counts: Counter[str] = Counter()
         self.replay_wanted = True
         self.lives = 0
         """Counts up whenever everything is to be read anew: a replay that runs is then of no use."""
         self._sink = sink
+        self._decode = decode
         self._sequence = StreamSequence()
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._waiting_bytes = 0
@@ -139,7 +144,7 @@ class Feed:
 
     def _decoded(self, number: int, payload: bytes) -> EngineBatch | None:
         try:
-            return decode_batch(payload)
+            return self._decode(payload)
         except DecodeError as error:
             if not self.counts["undecodable"]:
                 logger.warning("a message of the engine is left out, as more of its kind will be: %s", error)

@@ -1,4 +1,4 @@
-"""Watches one engine over HTTP: health, load, restarts, adapters; and drains TensorRT-LLM's events.
+"""Watches one engine over HTTP: health, load, restarts, adapters; and takes events that must be asked for.
 
 The events say nothing while an engine idles, and nothing of its death: liveness comes from here.
 """
@@ -8,18 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
-
-import orjson
+from collections.abc import Sequence
+from typing import Final
 
 from warmroute.config.agent import AgentConfig
 from worker.adapters.engine_client import EngineClient, EngineError
 from worker.adapters.engine_metrics import MetricsReader, Scrape
-from worker.adapters.numbers import count
+from worker.adapters.engines.base import Drain
+from worker.adapters.engines.registry import engine_named, known_metrics
 from worker.adapters.profile import Profile, probe, read_models
 from worker.adapters.rank_worker import RankWorker
-from worker.adapters.tensorrt_llm_events import TensorRtLlmDecoder
 from worker.events import EngineLoad
 from worker.metrics import AgentMetrics
 
@@ -27,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 HEALTH_SECONDS: Final = 1.0
 ADAPTERS_SECONDS: Final = 5.0
-# An engine that comes and goes is said to no more often than this.
+# At most one complaint in so long about an engine that fails again and again.
 COMPLAINT_SECONDS: Final = 30.0
 DRAIN_SECONDS: Final = 0.1
 # Clocks of a process start are as exact as this.
@@ -53,10 +51,11 @@ class Monitor:
         self.trouble = ""
         self._client = client
         self._config = config
+        self._engine = engine_named(config.engine)
         self._profile = profile
         self._workers = {worker.rank: worker for worker in workers}
         self._metrics = metrics
-        self._reader = MetricsReader()
+        self._reader = MetricsReader(known_metrics())
         self._started_at = profile.started_at
         self._adapters = dict(profile.adapters)
         self._gone = False
@@ -80,18 +79,18 @@ class Monitor:
                 self._say_size(worker)
             await asyncio.sleep(max(0.0, interval - (time.monotonic() - began)))
 
-    async def drain(self) -> None:
-        """Take TensorRT-LLM's events: `POST /kv_cache_events` empties its buffer."""
+    async def drain(self, drain: Drain) -> None:
+        """Take the events of an engine that keeps them until they are asked for. Runs until cancelled."""
+        decoder = drain.decoder
         first = self._profile.ranks[0]
-        decoder = TensorRtLlmDecoder(first.block_tokens)
         complained = False
         strangers: set[int] = set()  # as many as the decoder knows ranks
         while True:
             try:
-                ranks = decoder.decode(await self._client.json("/kv_cache_events", method="POST"))
+                ranks = decoder.decode(await self._client.json(drain.path, method="POST"))
             except EngineError as error:
                 if error.status and not complained:
-                    logger.warning("the engine's events cannot be drained: %s; set event_buffer_max_size", error)
+                    logger.warning("the engine's events cannot be drained: %s; %s", error, drain.remedy)
                 complained = complained or bool(error.status)
                 ranks = {}
             for rank, drained in ranks.items():
@@ -140,9 +139,7 @@ class Monitor:
                 self._metrics_said = True
                 return Scrape(dict.fromkeys(self._workers, EngineLoad()))
             raise
-        if self._config.engine == "tensorrt-llm" and text.lstrip()[:1] in {"[", "{"}:
-            return _iteration_stats(text)
-        return self._reader.read(text)
+        return self._engine.read_metrics(text, self._reader)
 
     def _restarted(self, scrape: Scrape) -> bool:
         if scrape.started_at is None or self._started_at is None:
@@ -210,23 +207,3 @@ class Monitor:
             return False
         self._due[what] = now + seconds
         return True
-
-
-def _iteration_stats(text: str) -> Scrape:
-    """The newest of TensorRT-LLM's statistics of iterations, which `GET /metrics` hands out once each."""
-    try:
-        answer = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return Scrape()
-    stats: Any = answer[-1] if isinstance(answer, list) and answer else {}
-    if not isinstance(stats, Mapping) or "numActiveRequests" not in stats:
-        return Scrape()
-    cache = stats.get("kvCacheStats")
-    cache = cache if isinstance(cache, Mapping) else {}
-    most, used = count(cache.get("maxNumBlocks")), count(cache.get("usedNumBlocks"))
-    load = EngineLoad(
-        running_requests=count(stats.get("numActiveRequests")),
-        waiting_requests=count(stats.get("numQueuedRequests")),
-        kv_cache_usage=used / most if most else 0.0,
-    )
-    return Scrape({0: load})

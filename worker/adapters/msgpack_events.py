@@ -28,7 +28,16 @@ from worker.adapters.events import (
     Removed,
     Stored,
 )
-from worker.events import BlockHash
+from worker.events import BlockHash, Tier
+
+TIERS: Final[Mapping[str, Tier]] = {
+    "": "device",
+    "GPU": "device",
+    "CPU": "host",
+    "cpu": "host",
+    "CPU_PINNED": "host",
+}
+"""Words of this format for where a block lies; vLLM before 0.10.2 writes none."""
 
 # Fields by position, as vLLM 0.10 to 0.23 wrote them; each release added at the end.
 _STORED: Final = (

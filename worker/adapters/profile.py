@@ -1,6 +1,6 @@
 """What an engine says of itself at the start, and what of its flags keeps its cache from being seen.
 
-Every engine has a probe; a finding says what is wrong and what exactly to change. `warmroute doctor` prints the same.
+A finding says what is wrong and what exactly to change. `warmroute doctor` prints the same.
 """
 
 from __future__ import annotations
@@ -14,29 +14,17 @@ from typing import Any, Final
 from warmroute.config.agent import AgentConfig
 from worker.adapters.engine_client import EngineClient, EngineError
 from worker.adapters.engine_metrics import EngineFacts, MetricsReader
-from worker.adapters.numbers import count
-from worker.adapters.sources import MOST_RANKS, EventSource, SourcesError, from_settings, from_sglang, from_vllm
+from worker.adapters.engines.base import About, Engine, Finding
+from worker.adapters.engines.registry import engine_named, known_metrics
+from worker.adapters.sources import MOST_RANKS, EventSource, SourcesError, from_settings
 from worker.publish.offered_files import ModelFiles
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_BLOCK_TOKENS: Final[Mapping[str, int]] = {"vllm": 16, "sglang": 64, "tensorrt-llm": 32, "openai": 16}
 _LISTED: Final = 1024
 # As an indexer takes it.
 MOST_BLOCK_TOKENS: Final = 4096
 MOST_NAME_BYTES: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that costs exactness or sight. `blind`: nothing can be read of what the cache holds."""
-
-    what: str
-    remedy: str
-    blind: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.what}. Remedy: {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +49,8 @@ class Profile:
     started_at: float | None = field(default=None, compare=False)
     adapters: Mapping[str, str] = field(default_factory=dict, compare=False)
     findings: tuple[Finding, ...] = field(default=(), compare=False)
+    approximate: bool = field(default=False, compare=False)
+    """Whether gateways must guess what the cache holds."""
 
     @property
     def blind(self) -> bool:
@@ -70,23 +60,27 @@ class Profile:
 
 async def probe(client: EngineClient, config: AgentConfig) -> Profile:
     """Ask the engine about itself. Raises EngineError while it does not answer."""
+    engine = engine_named(config.engine)
     findings: list[Finding] = []
     models = await client.json("/v1/models")
     model, model_path, adapters = read_models(models)
     if config.model is None and not model:
         raise EngineError(f"{client.url}/v1/models names no model; give --model", status=200)
-    version = await _version(client, config)
-    scrape = MetricsReader(quiet=True).read(await _text_or_nothing(client, "/metrics"))
-    server_info = await _json_or_nothing(client, "/server_info") if config.engine == "sglang" else None
+    about = await engine.about(client)
+    scrape = MetricsReader(known_metrics(), quiet=True).read(await client.text_or_empty("/metrics"))
     sources: Sequence[EventSource] = ()
     try:
-        sources = await _sources(client, config, server_info)
+        if config.events_endpoint is None:
+            sources = await engine.sources(client)
+        else:
+            events, replay, ranks_given = config.events_endpoint, config.replay_endpoint, config.ranks or 1
+            sources = from_settings(events, replay, ranks_given, bind=config.events_bind)
     except SourcesError as error:
         findings.append(Finding(error.what, error.remedy, blind=True))
-    ranks = _ranks(config, scrape.facts, sources, server_info)
-    findings += _check(config, scrape.facts, sources, ranks)
+    ranks = _ranks(config, engine, about, scrape.facts, sources)
+    findings += _check(config, engine, scrape.facts, sources, ranks)
     return Profile(
-        version,
+        about.version,
         config.model or model,
         model_path,
         ranks,
@@ -94,6 +88,7 @@ async def probe(client: EngineClient, config: AgentConfig) -> Profile:
         scrape.started_at,
         adapters,
         tuple(findings),
+        approximate=not engine.publishes_events or any(finding.blind for finding in findings),
     )
 
 
@@ -141,78 +136,42 @@ def _engines_folder(said: str) -> Path | None:
         return None
 
 
-async def _version(client: EngineClient, config: AgentConfig) -> str:
-    answer = await _json_or_nothing(client, "/server_info" if config.engine == "sglang" else "/version")
-    return str(answer.get("version") or "")[:64] if isinstance(answer, Mapping) else ""
-
-
-async def _json_or_nothing(client: EngineClient, path: str) -> Any:
-    """None where the engine has no such path. Raises EngineError while it cannot say."""
-    try:
-        return await client.json(path)
-    except EngineError as error:
-        if not error.status or error.status >= 500:
-            raise
-        return None
-
-
-async def _text_or_nothing(client: EngineClient, path: str) -> str:
-    try:
-        return await client.text(path)
-    except EngineError as error:
-        if not error.status:
-            raise
-        return ""
-
-
-async def _sources(client: EngineClient, config: AgentConfig, server_info: Any) -> Sequence[EventSource]:
-    """Raises SourcesError where there are none and the engine could have some."""
-    if config.engine in {"openai", "tensorrt-llm"} and config.events_endpoint is None:
-        return ()
-    if config.events_endpoint is not None:
-        return from_settings(config.events_endpoint, config.replay_endpoint, config.ranks or 1, bind=config.events_bind)
-    if config.engine == "sglang":
-        return from_sglang(server_info, client.url)
-    answer = await _json_or_nothing(client, "/kv_event_sources")
-    if answer is None:
-        raise SourcesError(
-            "this vLLM does not say where it publishes its cache events",
-            "give --events-endpoint and --replay-endpoint as in vLLM's --kv-events-config, such as "
-            "tcp://127.0.0.1:5557 and tcp://127.0.0.1:5558; for an engine that is not vLLM give --engine",
-        )
-    return from_vllm(answer, client.url)
-
-
 def _ranks(
     config: AgentConfig,
+    engine: Engine,
+    about: About,
     facts: Mapping[int, EngineFacts],
     sources: Sequence[EventSource],
-    server_info: Any,
 ) -> tuple[Rank, ...]:
     """The ranks that publish events, under the engine's numbers: one server of several may have some of them only."""
     by_source = {source.rank: source.block_tokens for source in sources}
     numbers = sorted(by_source) or range(config.ranks or min(MOST_RANKS, max(1, len(facts))))
-    info = server_info if isinstance(server_info, Mapping) else {}
     ranks = []
     for rank in numbers:
         said = facts.get(rank) or EngineFacts()
-        block = config.engine_block_tokens or by_source.get(rank) or said.block_tokens or count(info.get("page_size"))
-        cache = config.cache_tokens or said.cache_tokens or count(info.get("max_total_num_tokens"))
-        block = block or DEFAULT_BLOCK_TOKENS[config.engine]
+        block = config.engine_block_tokens or by_source.get(rank) or said.block_tokens or about.block_tokens
+        cache = config.cache_tokens or said.cache_tokens or about.cache_tokens
+        block = block or engine.default_block_tokens
         most = None if config.cache_tokens else said.most_blocks
         ranks.append(Rank(rank, block, cache, most or (cache // block if cache else None)))
     return tuple(ranks)
 
 
 def _check(
-    config: AgentConfig, facts: Mapping[int, EngineFacts], sources: Sequence[EventSource], ranks: Sequence[Rank]
+    config: AgentConfig,
+    engine: Engine,
+    facts: Mapping[int, EngineFacts],
+    sources: Sequence[EventSource],
+    ranks: Sequence[Rank],
 ) -> list[Finding]:
     """What costs sight or exactness, beside missing events."""
     findings: list[Finding] = []
     if any(said.prefix_caching is False for said in facts.values()):
         findings.append(
             Finding(
-                "the engine caches no prefixes", "start it with --enable-prefix-caching", blind=config.engine == "vllm"
+                "the engine caches no prefixes",
+                "start it with --enable-prefix-caching",
+                blind=engine.publishes_events,
             )
         )
     if sources and all(source.replay is None for source in sources):
@@ -231,9 +190,8 @@ def _check(
         )
     for rank in ranks[:1]:
         block, index = rank.block_tokens, config.index_block_tokens
-        if config.engine == "sglang" and block == 1:
-            findings.append(Finding("SGLang has pages of 1 token", "start it with --page-size 16 or more", blind=True))
-        elif block > MOST_BLOCK_TOKENS:
+        findings += engine.findings(block)
+        if block > MOST_BLOCK_TOKENS:
             findings.append(
                 Finding(
                     f"the engine's blocks of {block} tokens are larger than an index takes",

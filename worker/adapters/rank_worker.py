@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from warmroute.config.agent import AgentConfig
 from warmroute.rpc.security import ClientSecurity
+from worker.adapters.engines.registry import engine_named
 from worker.adapters.events import EngineEvent
 from worker.adapters.feed import Feed
 from worker.adapters.profile import Profile, Rank
@@ -52,8 +53,11 @@ class RankWorker:
         self.load = EngineLoad()
         self.source: ZmqSource | None = None
         self.feed: Feed | None = None
+        self._engine = engine_named(config.engine)
         self.translator = Translator(
-            rank.block_tokens, most_host_blocks=config.host_cache_tokens // rank.block_tokens or 1
+            rank.block_tokens,
+            self._engine.tiers,
+            most_host_blocks=config.host_cache_tokens // rank.block_tokens or 1,
         )
         self.counts: Counter[str] = Counter()
         """What became of the engine's messages, by the words of `Feed.counts`."""
@@ -64,7 +68,7 @@ class RankWorker:
 
     def attach(self, source: EventSource, context: zmq.asyncio.Context) -> ZmqSource:
         """Read this rank's events from a ZMQ socket."""
-        self.feed = Feed(self.translator, self._apply, replay_keeps=source.replay_keeps)
+        self.feed = Feed(self.translator, self._apply, self._engine.decode, replay_keeps=source.replay_keeps)
         self.counts = self.feed.counts
         self.source = ZmqSource(source, self.feed, context)
         return self.source
@@ -109,7 +113,7 @@ class RankWorker:
 def _identity(
     config: AgentConfig, profile: Profile, rank: Rank, files: ModelFiles, worker_id: str, address: str
 ) -> Identity:
-    blind = profile.blind or config.engine == "openai"
+    blind = profile.approximate
 
     def keys(tokens: int) -> int:
         return min(MOST_CAPACITY_KEYS, capacity_keys(cache_tokens=tokens, index_block_tokens=config.index_block_tokens))

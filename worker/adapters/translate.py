@@ -6,23 +6,12 @@ One translator a worker. Pure; the state is bounded as said at its fields.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
 from worker.adapters.events import Cleared, EngineEvent, Group, Moved, Removed, Stored
 from worker.events import AdapterReplaced, BlockHash, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, Tier
-
-# The engines' words for where a block lies; vLLM before 0.10.2 has none, TensorRT-LLM numbers its levels.
-TIERS: Final[dict[str, Tier]] = {
-    "": "device",
-    "GPU": "device",
-    "0": "device",
-    "CPU": "host",
-    "cpu": "host",
-    "CPU_PINNED": "host",
-    "1": "host",
-}
 
 # Names of adapters remembered; one that is forgotten and then loaded anew is not noticed.
 MOST_ADAPTERS: Final = 4096
@@ -35,8 +24,9 @@ class Translator:
     to everything), `size` (blocks of another size than the engine said).
     """
 
-    def __init__(self, block_tokens: int, *, most_host_blocks: int) -> None:
-        """`block_tokens`: of the engine's device blocks. `most_host_blocks` bounds what is kept of larger ones."""
+    def __init__(self, block_tokens: int, tiers: Mapping[str, Tier], *, most_host_blocks: int) -> None:
+        """`block_tokens`: of the engine's device blocks. `tiers`: `Engine.tiers`. `most_host_blocks` bounds what is
+        kept of larger ones."""
         self.block_tokens = block_tokens
         self.ignored: Counter[str] = Counter()
         self.seen_block_tokens = 0
@@ -44,6 +34,7 @@ class Translator:
         self._group: Group | None = None
         # Host blocks of several device blocks: how many of those, and how many copies. Bounded by `most_host_blocks`.
         self._large: dict[BlockHash, list[int]] = {}
+        self._tiers = tiers
         self._most_host_blocks = most_host_blocks
         self._adapters: dict[str, int] = {}
 
@@ -65,7 +56,7 @@ class Translator:
                 case Removed():
                     translated.extend(self._removed(event.block_hashes, event.medium))
                 case Moved(block_hash, old, new):
-                    if (tier := TIERS.get(new)) is not None:
+                    if (tier := self._tiers.get(new)) is not None:
                         translated.append(BlocksStored((block_hash,), None, (), tier=tier))
                     translated.extend(self._removed((block_hash,), old))
                 case Cleared():
@@ -115,13 +106,13 @@ class Translator:
         if self._group is not None and number != self._group.number:
             self.ignored["group"] += 1 if isinstance(event, Moved) else len(event.block_hashes)
             return False
-        if not isinstance(event, Moved) and event.medium is not None and event.medium not in TIERS:
+        if not isinstance(event, Moved) and event.medium is not None and event.medium not in self._tiers:
             self.ignored["medium"] += len(event.block_hashes)
             return False
         return True
 
     def _stored(self, event: Stored, *, repeats: bool) -> list[CacheEvent]:
-        tier = TIERS[event.medium]
+        tier = self._tiers[event.medium]
         hashes, parent = event.block_hashes, event.parent
         if not event.token_ids:
             return [BlocksStored(hashes, None, (), tier=tier)]
@@ -143,7 +134,7 @@ class Translator:
         return [BlocksStored(hashes, parent, event.token_ids, event.salt, event.adapter, tier, extras, repeats)]
 
     def _removed(self, hashes: Sequence[BlockHash], medium: str | None) -> list[CacheEvent]:
-        tier = TIERS.get(medium) if medium is not None else None
+        tier = self._tiers.get(medium) if medium is not None else None
         if tier is None:
             return []
         if tier == "device" or not self._large:

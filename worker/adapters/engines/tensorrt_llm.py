@@ -1,4 +1,4 @@
-"""Decode the JSON events of TensorRT-LLM, from `POST /kv_cache_events`.
+"""TensorRT-LLM: JSON events that `POST /kv_cache_events` hands out once, load in statistics of iterations.
 
 Each event is `{"event_id", "window_size", "attention_dp_rank"?, "data": {"type": ...}}`. Taking them empties the
 engine's buffer, so this must be the only consumer. Event ids have no gap unless the buffer overflowed.
@@ -7,26 +7,19 @@ engine's buffer, so this must be the only consumer. Event ids have no gap unless
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
+import orjson
+
 from indexer.keys import Extra
-from worker.adapters.events import EngineEvent, Group, Moved, Removed, Stored
+from worker.adapters.engine_metrics import MetricNames, MetricsReader, Scrape
+from worker.adapters.engines.base import Drain, Engine
+from worker.adapters.events import Drained, EngineEvent, Group, Moved, Removed, Stored
+from worker.adapters.msgpack_events import TIERS
 from worker.adapters.numbers import count
-from worker.events import BlockHash
+from worker.events import BlockHash, EngineLoad
 
 _MOST_RANKS: Final = 1024
-
-
-@dataclass(slots=True)
-class Drained:
-    """One rank's events of one answer, in order.
-
-    `missing`: others came before these and are lost, so that what was known no longer tells what is cached.
-    """
-
-    events: list[EngineEvent] = field(default_factory=list)
-    missing: bool = False
 
 
 class TensorRtLlmDecoder:
@@ -133,3 +126,46 @@ def _media(key: Any) -> Extra:
     if isinstance(key, dict):
         return str(key["hash"]).encode(), _whole(key.get("start_offset") or key.get("offset") or 0)
     return str(key[0]).encode(), _whole(key[1])
+
+
+def read_iteration_stats(text: str) -> Scrape:
+    """The newest of its statistics of iterations, which `GET /metrics` hands out once each."""
+    try:
+        answer = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return Scrape()
+    stats: Any = answer[-1] if isinstance(answer, list) and answer else {}
+    if not isinstance(stats, Mapping) or "numActiveRequests" not in stats:
+        return Scrape()
+    cache = stats.get("kvCacheStats")
+    cache = cache if isinstance(cache, Mapping) else {}
+    most, used = count(cache.get("maxNumBlocks")), count(cache.get("usedNumBlocks"))
+    load = EngineLoad(
+        running_requests=count(stats.get("numActiveRequests")),
+        waiting_requests=count(stats.get("numQueuedRequests")),
+        kv_cache_usage=used / most if most else 0.0,
+    )
+    return Scrape({0: load})
+
+
+class TensorRtLlm(Engine):
+    """TensorRT-LLM 1.0 and later; with `--events-endpoint` its events are read from sockets, as vLLM writes them."""
+
+    default_block_tokens = 32
+    publishes_events = True
+    tiers = {**TIERS, "0": "device", "1": "host"}  # it numbers its levels
+    metrics = MetricNames(
+        running=("trtllm_num_requests_running",),
+        waiting=("trtllm_num_requests_waiting",),
+        usage=("trtllm_kv_cache_utilization",),
+        rank_labels=("rank",),
+    )
+
+    def drain(self, block_tokens: int) -> Drain:
+        return Drain("/kv_cache_events", TensorRtLlmDecoder(block_tokens), "set event_buffer_max_size")
+
+    def read_metrics(self, text: str, reader: MetricsReader) -> Scrape:
+        return read_iteration_stats(text) if text.lstrip()[:1] in {"[", "{"} else reader.read(text)
+
+
+ENGINE: Final = TensorRtLlm()

@@ -1,0 +1,1 @@
+"""What differs between foreign engines, one file each; `base` says what each must tell."""
