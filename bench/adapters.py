@@ -15,6 +15,7 @@ import msgpack
 
 from bench.index.report import Report
 from worker.adapters.feed import Feed
+from worker.adapters.msgpack_events import TIERS, decode_batch
 from worker.adapters.translate import Translator
 from worker.events import CacheEvent
 from worker.publish.index_blocks import Changes, IndexBlocks
@@ -83,7 +84,7 @@ class Agent:
         self.blocks = IndexBlocks(
             engine_block_tokens=BLOCK, index_block_tokens=INDEX, fingerprint="f", capacity_blocks=1 << 22
         )
-        self.feed = Feed(Translator(BLOCK, most_host_blocks=1), self._apply)
+        self.feed = Feed(Translator(BLOCK, TIERS, most_host_blocks=1), self._apply, decode_batch)
         self.feed.end_replay(complete=False)
 
     def _apply(self, events: Sequence[CacheEvent]) -> None:

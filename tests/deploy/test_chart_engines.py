@@ -12,7 +12,8 @@ import yaml
 
 from tests.deploy.test_chart import VALUE_SETS, Manifests, config_of, of_kind, pod_specs
 from warmroute.config.agent import AgentConfig
-from worker.adapters.sources import EventSource, from_vllm
+from worker.adapters.engines import vllm
+from worker.adapters.sources import EventSource
 
 SERVERS = ("vllm", "vllm-volume", "sglang", "tensorrt-llm")
 
@@ -49,7 +50,7 @@ def test_the_server_publishes_where_the_agent_reads(name: str, manifests: Manife
     assert events.get("enable_kv_cache_events", name == "sglang") is True
     answer = {"0": {"enable_kv_cache_events": True, **events}}
     expected = EventSource(0, "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
-    (found,) = from_vllm(answer, config.engine_url)
+    (found,) = vllm.read_sources(answer, config.engine_url)
     assert (found.events, found.replay, found.bind) == (expected.events, expected.replay, False)
 
 

@@ -40,7 +40,8 @@ class Feed:
         *,
         replay_keeps: bool = False,
     ) -> None:
-        """`decode`: `Engine.decode`. `replay_keeps`: the engine's replay is known to keep batches, so that one that is empty tells something."""
+        """`decode`: `Engine.decode`. `replay_keeps`: the engine's replay is known to keep batches, so that one that is
+        empty tells something."""
         self.translator = translator
         self.counts: Counter[str] = Counter()
         self.replay_wanted = True

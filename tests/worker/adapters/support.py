@@ -6,6 +6,7 @@ import base64
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import strategies as st
 
 from indexer.keys import prompt_keys
-from worker.adapters.msgpack_events import decode_batch
+from worker.adapters.msgpack_events import TIERS, decode_batch
 from worker.adapters.sequence import Sequence, Verdict
 from worker.adapters.translate import Translator
+from worker.events import Tier
 from worker.publish.index_blocks import Changes, IndexBlocks
 
 FINGERPRINT = "f"
@@ -166,9 +168,10 @@ def replaced(value: Any, place: int, junk: Any) -> Any:
 class Reader:
     """The adapter's pure core over raw frames: sequence, decoder, translator, table."""
 
-    def __init__(self, block_tokens: int, index_tokens: int, **bounds: int) -> None:
+    def __init__(self, block_tokens: int, index_tokens: int, tiers: Mapping[str, Tier] = TIERS, **bounds: int) -> None:
         self.sequence = Sequence()
-        self.translator = Translator(block_tokens, most_host_blocks=1000)
+        self._tiers = tiers
+        self.translator = Translator(block_tokens, tiers, most_host_blocks=1000)
         self.table = IndexBlocks(
             engine_block_tokens=block_tokens, index_block_tokens=index_tokens, fingerprint=FINGERPRINT, **bounds
         )
@@ -184,7 +187,7 @@ class Reader:
         if verdict is Verdict.NEW_LIFE:
             self.sequence.restart()
             self.lives += 1
-            self.translator = Translator(self.table.engine_block_tokens, most_host_blocks=1000)
+            self.translator = Translator(self.table.engine_block_tokens, self._tiers, most_host_blocks=1000)
             self.apply([], clear=True)
             verdict = self.sequence.judge(number, batch.at)
         if verdict is Verdict.REPEAT:

@@ -8,12 +8,13 @@ import pytest
 
 from tests.worker.adapters.support import fixtures
 from worker.adapters.engine_metrics import MetricsReader
+from worker.adapters.engines.registry import known_metrics
 from worker.adapters.numbers import MOST
 from worker.events import EngineLoad
 
 
 def test_a_busy_engine() -> None:
-    scrape = MetricsReader().read((fixtures() / "vllm-metrics-busy.txt").read_text())
+    scrape = MetricsReader(known_metrics()).read((fixtures() / "vllm-metrics-busy.txt").read_text())
     assert scrape.loads[0].running_requests == 3
     assert scrape.loads[0].waiting_requests == 2
     assert scrape.loads[0].waiting_tokens == int(2 * 19356 / 112)
@@ -23,13 +24,13 @@ def test_a_busy_engine() -> None:
 
 
 def test_an_idle_engine_says_when_it_began() -> None:
-    scrape = MetricsReader().read((fixtures() / "vllm-metrics.txt").read_text())
+    scrape = MetricsReader(known_metrics()).read((fixtures() / "vllm-metrics.txt").read_text())
     assert scrape.loads == {0: EngineLoad()}
     assert scrape.started_at == 1.79598424975e09
 
 
 def test_ranks_have_loads_and_facts_of_their_own() -> None:
-    scrape = MetricsReader().read((fixtures() / "vllm-metrics-dp2.txt").read_text())
+    scrape = MetricsReader(known_metrics()).read((fixtures() / "vllm-metrics-dp2.txt").read_text())
     assert set(scrape.loads) == {0, 1}
     # 514 blocks there are those of both ranks.
     assert [scrape.facts[rank].cache_tokens for rank in (0, 1)] == [4112, 4112]
@@ -45,7 +46,7 @@ vllm:request_success_total{finished_reason="stop",model_name="m"} 4.0
 vllm:request_success_total{finished_reason="length",model_name="m"} 2.0
 vllm:cache_config_info{block_size="32",num_gpu_blocks="100",enable_prefix_caching="False"} 1.0
 """
-    scrape = MetricsReader().read(old)
+    scrape = MetricsReader(known_metrics()).read(old)
     assert scrape.loads[0] == EngineLoad(1, 4, 400, 0.5)
     assert (scrape.facts[0].cache_tokens, scrape.facts[0].prefix_caching) == (3200, False)
     sglang = """sglang:num_running_reqs{engine_type="unified",dp_rank="1"} 2.0
@@ -54,13 +55,13 @@ sglang:token_usage{dp_rank="1"} 0.25
 sglang:max_total_num_tokens{dp_rank="1"} 5000.0
 sglang:page_size{dp_rank="1"} 64.0
 """
-    scrape = MetricsReader().read(sglang)
+    scrape = MetricsReader(known_metrics()).read(sglang)
     assert scrape.loads == {1: EngineLoad(2, 1, 0, 0.25)}
     assert (scrape.facts[1].block_tokens, scrape.facts[1].cache_tokens) == (64, 5000)
 
 
 def test_missing_metrics_are_neutral_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    reader = MetricsReader()
+    reader = MetricsReader(known_metrics())
     for _ in range(3):
         assert reader.read("vllm:num_requests_running 2.0\n").loads == {0: EngineLoad(running_requests=2)}
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
@@ -71,11 +72,11 @@ def test_missing_metrics_are_neutral_and_said_once(caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize("text", ["", "\x00", "vllm:num_requests_running{", "vllm:num_requests_running x\n", "{" * 99])
 def test_what_is_no_metric_is_nothing(text: str) -> None:
-    assert MetricsReader().read(text).loads == {}
+    assert MetricsReader(known_metrics()).read(text).loads == {}
 
 
 def test_the_mean_follows_what_requests_bring_now() -> None:
-    reader = MetricsReader()
+    reader = MetricsReader(known_metrics())
     text = """vllm:num_requests_waiting 1.0
 vllm:request_prefill_kv_computed_tokens_sum {tokens}
 vllm:request_prefill_kv_computed_tokens_count {requests}
@@ -102,7 +103,7 @@ sglang:max_total_num_tokens{{dp_rank="1"}} {value}
 vllm:kv_cache_usage_perc{{engine="{value}"}} {value}
 process_start_time_seconds {value}
 """
-    scrape = MetricsReader().read(text)
+    scrape = MetricsReader(known_metrics()).read(text)
     for load in scrape.loads.values():
         assert 0 <= load.running_requests <= MOST
         assert 0 <= load.waiting_tokens <= MOST
@@ -115,7 +116,7 @@ process_start_time_seconds {value}
 
 def test_ranks_and_lines_are_bounded() -> None:
     lines = [f'vllm:num_requests_running{{engine="{rank}"}} 1' for rank in range(20_000)]
-    reader = MetricsReader()
+    reader = MetricsReader(known_metrics())
     assert len(reader.read("\n".join(lines)).loads) == 1024
     reader.read("\n".join(lines[10_000:]))
     assert len(reader._uncached) == 1024

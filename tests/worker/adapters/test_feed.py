@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.worker.adapters.support import FINGERPRINT, Naive, scenario
 from worker.adapters.feed import Feed
+from worker.adapters.msgpack_events import TIERS, decode_batch
 from worker.adapters.translate import Translator
 from worker.events import CacheCleared
 from worker.publish.index_blocks import Changes, IndexBlocks
@@ -70,7 +71,8 @@ class Reader:
     def __init__(self, *, replay_keeps: bool = True) -> None:
         self.table = IndexBlocks(engine_block_tokens=BLOCK, index_block_tokens=INDEX, fingerprint=FINGERPRINT)
         self.keys: set[int] = set()
-        self.feed = Feed(Translator(BLOCK, most_host_blocks=10), self.sink, replay_keeps=replay_keeps)
+        translator = Translator(BLOCK, TIERS, most_host_blocks=10)
+        self.feed = Feed(translator, self.sink, decode_batch, replay_keeps=replay_keeps)
 
     def sink(self, events: Any) -> None:
         changes = Changes()
@@ -249,7 +251,7 @@ def test_a_restart_that_the_numbers_have_shown_is_not_taken_for_another() -> Non
 def test_nothing_is_cleared_where_nothing_was_known() -> None:
     events: list[Any] = []
     engine = Engine(100)
-    feed = Feed(Translator(BLOCK, most_host_blocks=1), events.extend)
+    feed = Feed(Translator(BLOCK, TIERS, most_host_blocks=1), events.extend, decode_batch)
     feed.end_replay(complete=False)
     engine.publish()
     feed.offer(*engine.publish(engine.stored([1])))

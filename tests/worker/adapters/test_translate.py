@@ -6,7 +6,9 @@ import pytest
 
 from indexer.keys import prompt_keys
 from tests.worker.adapters.support import FINGERPRINT, Reader
+from worker.adapters.engines.tensorrt_llm import LEVELS
 from worker.adapters.events import Cleared, EngineEvent, Group, Moved, Removed, Stored
+from worker.adapters.msgpack_events import TIERS
 from worker.adapters.translate import Translator
 from worker.publish.index_blocks import IndexBlocks
 
@@ -23,7 +25,7 @@ class Line:
     """Translator and table, and the keys that come out."""
 
     def __init__(self, index_tokens: int = 16, **bounds: int) -> None:
-        self.reader = Reader(16, index_tokens, **bounds)
+        self.reader = Reader(16, index_tokens, LEVELS, **bounds)
 
     def take(self, *events: EngineEvent) -> None:
         self.reader.apply(self.reader.translator.translate(events))
@@ -196,7 +198,7 @@ def test_clear_forgets_everything() -> None:
 
 
 def test_what_grows_is_bounded() -> None:
-    translator = Translator(16, most_host_blocks=3)
+    translator = Translator(16, TIERS, most_host_blocks=3)
     for number in range(10):
         translator.translate([Stored([number], None, [number] * 32, 32, medium="CPU")])
         translator.translate([run(PROMPT, adapter=str(number), adapter_number=number)])

@@ -20,6 +20,7 @@ from tests.support import eventually
 from tests.worker.adapters.stand_in import rank_sockets
 from tests.worker.adapters.support import FINGERPRINT
 from worker.adapters.feed import Feed
+from worker.adapters.msgpack_events import TIERS, decode_batch
 from worker.adapters.sources import EventSource
 from worker.adapters.translate import Translator
 from worker.adapters.zmq_source import ZmqSource
@@ -33,7 +34,8 @@ class Reader:
     def __init__(self, source: EventSource, context: zmq.asyncio.Context) -> None:
         self.table = IndexBlocks(engine_block_tokens=16, index_block_tokens=16, fingerprint=FINGERPRINT)
         self.keys: set[int] = set()
-        self.feed = Feed(Translator(16, most_host_blocks=10), self._sink, replay_keeps=source.replay_keeps)
+        translator = Translator(16, TIERS, most_host_blocks=10)
+        self.feed = Feed(translator, self._sink, decode_batch, replay_keeps=source.replay_keeps)
         self.source = ZmqSource(source, self.feed, context)
 
     def _sink(self, events: Sequence[CacheEvent]) -> None:

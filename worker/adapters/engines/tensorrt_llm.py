@@ -17,9 +17,11 @@ from worker.adapters.engines.base import Drain, Engine
 from worker.adapters.events import Drained, EngineEvent, Group, Moved, Removed, Stored
 from worker.adapters.msgpack_events import TIERS
 from worker.adapters.numbers import count
-from worker.events import BlockHash, EngineLoad
+from worker.events import BlockHash, EngineLoad, Tier
 
 _MOST_RANKS: Final = 1024
+LEVELS: Final[Mapping[str, Tier]] = {**TIERS, "0": "device", "1": "host"}
+"""It numbers its levels."""
 
 
 class TensorRtLlmDecoder:
@@ -153,7 +155,7 @@ class TensorRtLlm(Engine):
 
     default_block_tokens = 32
     publishes_events = True
-    tiers = {**TIERS, "0": "device", "1": "host"}  # it numbers its levels
+    tiers = LEVELS
     metrics = MetricNames(
         running=("trtllm_num_requests_running",),
         waiting=("trtllm_num_requests_waiting",),

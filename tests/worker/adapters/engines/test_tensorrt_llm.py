@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.adapters.support import JUNK, Reader, replaced
+from worker.adapters.engines.tensorrt_llm import LEVELS, TensorRtLlmDecoder
 from worker.adapters.events import FULL_ATTENTION_WINDOW, Group, Moved, Removed, Stored
-from worker.adapters.tensorrt_llm_events import TensorRtLlmDecoder
 from worker.adapters.translate import Translator
 
 
@@ -42,7 +42,7 @@ def test_blocks_are_linked_and_the_partial_one_is_left_out() -> None:
 
 
 def test_what_is_whole_is_known_from_settings_until_a_block_before_another_says_better() -> None:
-    decoder, translator = TensorRtLlmDecoder(32), Translator(32, most_host_blocks=1)
+    decoder, translator = TensorRtLlmDecoder(32), Translator(32, LEVELS, most_host_blocks=1)
     assert decoder.decode([event(0, stored(block(1, 5)))])[0].events == []
     found = decoder.decode([event(1, stored(block(2, 16), block(3, 16), block(4, 3)))])
     assert [one.block_hashes for one in found[0].events] == [(2,), (3,)]
@@ -63,7 +63,7 @@ def test_levels_and_priorities() -> None:
 
 
 def test_the_widest_window_counts() -> None:
-    decoder, translator = TensorRtLlmDecoder(32), Translator(32, most_host_blocks=1)
+    decoder, translator = TensorRtLlmDecoder(32), Translator(32, LEVELS, most_host_blocks=1)
     both = [event(0, stored(block(1, 32)), window_size=512), event(1, stored(block(9, 32)))]
     events = decoder.decode(both)[0].events
     assert events[0].group == Group(512, 512)
@@ -96,7 +96,7 @@ def test_what_came_before_a_gap_is_not_told() -> None:
 
 def test_removals_reach_blocks_on_any_level() -> None:
     """An event of a removal does not say which."""
-    decoder, reader = TensorRtLlmDecoder(4), Reader(4, 16)
+    decoder, reader = TensorRtLlmDecoder(4), Reader(4, 16, LEVELS)
     level = {"type": "cache_level", "old": 0, "new": 1}
     moved = [event(number + 1, {"type": "updated", "block_hash": number, "cache_level": level}) for number in (1, 2)]
     blocks = [block(number, 4) for number in range(4)]
@@ -134,7 +134,7 @@ def test_any_wrong_shape_costs_its_event_at_most(junk: Any, place: int, answer: 
         event(1, {"type": "updated", "block_hash": 1, "cache_level": level}),
         event(2, {"type": "removed", "block_hashes": [1, 2]}),
     ]
-    decoder, reader = TensorRtLlmDecoder(4), Reader(4, 16)
+    decoder, reader = TensorRtLlmDecoder(4), Reader(4, 16, LEVELS)
     decoder.decode(answer)
     for events in (replaced(good, place, junk), [event(3, stored(block(7, 4)))]):
         for drained in decoder.decode(events).values():
