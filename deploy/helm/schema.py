@@ -16,10 +16,10 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from warmroute.config.agent import AgentConfig
+from warmroute.config.engines import EngineName
 from warmroute.config.gateway import GatewayConfig
 from warmroute.config.indexer import IndexerConfig
 from warmroute.config.pool import PoolConfig
-from warmroute.config.setting_types import EngineName
 from warmroute.config.worker import WorkerConfig
 
 SCHEMA = Path(__file__).parent / "warmroute" / "values.schema.json"

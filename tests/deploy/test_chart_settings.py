@@ -13,8 +13,9 @@ import yaml
 from pydantic import BaseModel
 
 from tests.deploy.test_chart import CLAIM, Manifests, config_of, pod_specs
+from warmroute.config.engines import EngineName
 from warmroute.config.pool import PoolConfig
-from warmroute.config.setting_types import EngineName, PolicyName
+from warmroute.config.setting_types import PolicyName
 
 Document = dict[str, Any]
 
