@@ -24,7 +24,7 @@ HOT = {
     "gateway/routing/policies": "facts least_requests lmetric memory policy round_robin warm warm_seconds",
     "gateway/routing/state": "approximate load_report peer_sync peer_view pool_state predictions reservations "
     "retry_budget sessions sparse",
-    "gateway/tenants": "headers lease limiter salts share tenant tenants",
+    "gateway/tenants": "headers leased_bucket limiter salts tenant tenant_quota tenants",
     "indexer/reader": "mirror",
     "warmroute/process": "cached_labels",
 }

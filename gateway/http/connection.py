@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, cast
 
 from gateway.http.access_log import AccessLog
-from gateway.http.deadlines import NEVER, Watch
+from gateway.http.deadlines import NEVER, DeadlineWatcher
 from gateway.http.errors import OPENAI, ErrorShape, RequestError
 from gateway.http.flow_control import FlowControl
 from gateway.http.message import Request
@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
         self,
         handler: Handler,
         config: GatewayConfig,
-        watch: Watch[Connection],
+        watch: DeadlineWatcher[Connection],
         on_refusal: Callable[[int], None] | None = None,
         access_log: AccessLog | None = None,
         uploads: Uploads | None = None,

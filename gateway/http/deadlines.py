@@ -26,7 +26,7 @@ class Watched(Protocol):
 T = TypeVar("T", bound=Watched)
 
 
-class Watch(Generic[T]):
+class DeadlineWatcher(Generic[T]):
     """Owns open connections. Its timer runs while there are any."""
 
     def __init__(self, tick_seconds: float = TICK_SECONDS) -> None:

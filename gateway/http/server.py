@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from gateway.http.access_log import AccessLog
 from gateway.http.certificate import Certificate
 from gateway.http.connection import NO_SHAPES, Connection, Handler, Uploads
-from gateway.http.deadlines import TICK_SECONDS, Watch
+from gateway.http.deadlines import TICK_SECONDS, DeadlineWatcher
 from gateway.http.errors import ErrorShape
 from warmroute.config.gateway import GatewayConfig
 from warmroute.process.lifecycle import StartupError
@@ -50,7 +50,7 @@ class Server:
         self._error_shapes = error_shapes
         self._connection_limit = connection_limit
         self._uploads = Uploads(config.uploads_limit_bytes)
-        self._connections: Watch[Connection] = Watch(tick_seconds)
+        self._connections: DeadlineWatcher[Connection] = DeadlineWatcher(tick_seconds)
         self._listeners: list[asyncio.Server] = []
         self._certificate: Certificate | None = None
         self._refresh: asyncio.TimerHandle | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.http.deadlines import TICK_SECONDS, Watch
+from gateway.http.deadlines import TICK_SECONDS, DeadlineWatcher
 from gateway.http.upstream_connection import UpstreamConnection
 from gateway.http.upstream_security import UpstreamSecurity
 from warmroute.config.gateway import GatewayConfig
@@ -33,7 +33,7 @@ class UpstreamPool:
         """Deadlines and attempts of the requests that go through these connections."""
         self._security = security
         self._idle_per_worker = idle_per_worker
-        self._watch: Watch[UpstreamConnection] = Watch(tick_seconds)
+        self._watch: DeadlineWatcher[UpstreamConnection] = DeadlineWatcher(tick_seconds)
         # Insertion order is order of use; a worker's entry goes with its last idle connection.
         self._idle: dict[tuple[str, int], dict[UpstreamConnection, None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -26,8 +26,8 @@ from redis.exceptions import RedisError
 
 from gateway.tenants.headers import limit_refusal, rate_headers, too_large
 from gateway.tenants.metrics import TenantMetrics
-from gateway.tenants.share import CLAIM_SECONDS, Share
 from gateway.tenants.tenant import Header, Tenant
+from gateway.tenants.tenant_quota import CLAIM_SECONDS, TenantQuota
 from warmroute.redis.client import Client
 
 logger = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ def limits_key(tenant: str) -> str:
 class Admission:
     """Leave for one request. A context manager; it is released once, however often it is told."""
 
-    __slots__ = ("_clock", "_estimated", "_held", "_settled", "_share", "_tokens")
+    __slots__ = ("_clock", "_estimated", "_held", "_quota", "_settled", "_tokens")
 
     def __init__(self, held: _Held | None, estimated: int, clock: Callable[[], float]) -> None:
         self._held = held
-        self._share = held.share if held is not None else None
+        self._quota = held.quota if held is not None else None
         self._tokens = held.tokens if held is not None else None
         self._estimated = estimated
         self._settled = False
@@ -58,11 +58,11 @@ class Admission:
 
     def settle(self, tokens: int) -> None:
         """The tokens that the request used, prompt and completion; the first call counts."""
-        if self._share is None or self._settled:
+        if self._quota is None or self._settled:
             return
         self._settled = True
         tokens = max(0, tokens)
-        self._share.settle(self._estimated, tokens, self._clock())
+        self._quota.settle(self._estimated, tokens, self._clock())
         if self._tokens is not None:
             self._tokens.inc(tokens)
 
@@ -74,11 +74,11 @@ class Admission:
         """The request has ended."""
         held, self._held = self._held, None
         if held is not None:
-            held.share.release()
+            held.quota.release()
 
     def headers(self) -> tuple[Header, ...]:
         """x-ratelimit-* as of now."""
-        return () if self._share is None else rate_headers(self._share, self._clock())
+        return () if self._quota is None else rate_headers(self._quota, self._clock())
 
     def __enter__(self) -> Admission:
         return self
@@ -90,14 +90,14 @@ class Admission:
 
 
 class _Held:
-    """A tenant's share with its call in flight and its counters."""
+    """A tenant's quota with its call in flight and its counters."""
 
-    __slots__ = ("admitted", "answered", "begun", "call", "label", "lost_at", "name", "share", "tokens")
+    __slots__ = ("admitted", "answered", "begun", "call", "label", "lost_at", "name", "quota", "tokens")
 
     def __init__(self, tenant: Tenant, metrics: TenantMetrics, now: float) -> None:
         self.name = tenant.name
         self.label = tenant.label
-        self.share = Share(tenant.limits, now)
+        self.quota = TenantQuota(tenant.limits, now)
         self.call: asyncio.Task[None] | None = None
         self.begun = 0
         self.answered = 0
@@ -138,10 +138,10 @@ class Limiter:
         if not tenant.limited:
             return self._unlimited
         held = self._held.get(tenant.name)
-        if held is None or held.share.limits is not tenant.limits:
+        if held is None or held.quota.limits is not tenant.limits:
             held = self._hold(tenant, now)
         # What comes for those who wait is theirs: passed by newcomers, they would be refused below the limits.
-        if not held.share.queued and held.share.admit(tokens, now):
+        if not held.quota.queued and held.quota.admit(tokens, now):
             held.admitted.inc()
             return Admission(held, tokens, self._clock)
         return await self._ask(held, tokens)
@@ -151,40 +151,40 @@ class Limiter:
         if held is None:
             held = self._held[tenant.name] = _Held(tenant, self._metrics, now)
         else:
-            held.share.resize(tenant.limits, now)
+            held.quota.resize(tenant.limits, now)
         return held
 
     async def _ask(self, held: _Held, tokens: int) -> Admission:
-        share = held.share
+        quota = held.quota
         now = self._clock()
-        limit = share.limits.tokens_per_minute
+        limit = quota.limits.tokens_per_minute
         if limit is not None and tokens > limit:
             self._metrics.tenant_requests.labels(held.label, "tokens").inc()
-            raise too_large(share, tokens, now)
+            raise too_large(quota, tokens, now)
         deadline = now + self._wait_seconds
         begun = held.begun
-        with share.waiting(tokens):
-            while not share.away and share.refused(tokens, now) is None and now < deadline:
+        with quota.waiting(tokens):
+            while not quota.away and quota.refused(tokens, now) is None and now < deadline:
                 await asyncio.wait({self._call(held)}, timeout=deadline - now)
                 now = self._clock()
-                if share.admit(tokens, now):
+                if quota.admit(tokens, now):
                     held.admitted.inc()
                     return Admission(held, tokens, self._clock)
-        unanswered = now >= deadline and share.refused(tokens, now) is None
-        if not share.away and unanswered and (held.answered <= begun or not share.exhausted(tokens, now)):
+        unanswered = now >= deadline and quota.refused(tokens, now) is None
+        if not quota.away and unanswered and (held.answered <= begun or not quota.exhausted(tokens, now)):
             # No answer, or one of which others have used all that was granted: there is more.
             self._metrics.limit_calls.labels("late").inc()
             self._lose(held, now)
-        if share.admit(tokens, now):
+        if quota.admit(tokens, now):
             held.admitted.inc()
             return Admission(held, tokens, self._clock)
-        kind = share.refused(tokens, now) or share.short(now)
+        kind = quota.refused(tokens, now) or quota.short(now)
         self._metrics.tenant_requests.labels(held.label, kind).inc()
-        raise limit_refusal(kind, share, tokens, now)
+        raise limit_refusal(kind, quota, tokens, now)
 
     def _lose(self, held: _Held, now: float) -> None:
         held.lost_at = now
-        held.share.alone(now)
+        held.quota.alone(now)
         self._metrics.limits_shared.set(0)
 
     # --- Redis -------------------------------------------------------------------------------------------------------
@@ -196,21 +196,21 @@ class Limiter:
         return held.call
 
     async def _exchange(self, held: _Held, *, leave: bool = False) -> None:
-        share = held.share
+        quota = held.quota
         held.begun += 1
         number = held.begun
-        orders = share.order(self._clock(), leaving=leave)
+        refills = quota.refill_request(self._clock(), leaving=leave)
         life = 0 if leave else int(CLAIM_SECONDS * 1000)
         try:
-            reply: list[int] = await self._script([limits_key(held.name)], [self._gateway, life, *orders.arguments()])
+            reply: list[int] = await self._script([limits_key(held.name)], [self._gateway, life, *refills.arguments()])
         except RedisError as error:
-            if not share.away:
+            if not quota.away:
                 logger.warning("limits of tenants are kept by this gateway alone: Redis: %s", error)
-            share.failed(orders, self._clock())
+            quota.failed(refills, self._clock())
             self._lose(held, self._clock())
             self._metrics.limit_calls.labels("failed").inc()
         else:
-            share.granted(orders, reply, self._clock())
+            quota.granted(refills, reply, self._clock())
             self._metrics.limit_calls.labels("answered").inc()
             held.answered = number
 
@@ -228,16 +228,16 @@ class Limiter:
     def _tick(self, now: float) -> None:
         away = False
         for held in list(self._held.values()):
-            share = held.share
-            away = away or share.away
+            quota = held.quota
+            away = away or quota.away
             if held.call is not None:
                 if not held.call.done():
                     continue
                 held.call.result()  # an error that is not Redis's ends `run`, which somebody watches
-            if not share.active(now):
+            if not quota.active(now):
                 # Its claim in Redis ends by itself, and its lease went back when it was idle.
                 del self._held[held.name]
-            elif (now - held.lost_at >= AWAY_CALL_SECONDS) if share.away else share.due(now):
+            elif (now - held.lost_at >= AWAY_CALL_SECONDS) if quota.away else quota.due(now):
                 self._call(held)
         self._metrics.limits_shared.set(0 if away else 1)
 

@@ -176,12 +176,13 @@ class Reader:
         redis, log = self._redis, part.key("log")
         entries, problems = decode_entries(await redis.hgetall(part.key("workers")))
         counts, keys_bytes = await self._count(part, entries.values())
-        beats = {worker.decode(errors="replace"): ms for worker, ms in await self._beats(part)}
+        heartbeats = {worker.decode(errors="replace"): ms for worker, ms in await self._heartbeats(part)}
         log_entries = await redis.xlen(log)
         newest = await redis.xrevrange(log, count=1)
         now_ms = await self._now_ms()
         workers = [
-            view_worker(entry, part.number, counts[worker_id], beats, now_ms) for worker_id, entry in entries.items()
+            view_worker(entry, part.number, counts[worker_id], heartbeats, now_ms)
+            for worker_id, entry in entries.items()
         ]
         newest_ms = int(newest[0][0].partition(b"-")[0]) if newest else None
         log_bytes = await self._memory([log])
@@ -224,9 +225,9 @@ class Reader:
         found = await self._pipelined([("EXISTS", name) for name in strays[:STRAY_CHECK_LIMIT]])
         return sum(found)
 
-    async def _beats(self, part: Part) -> list[tuple[bytes, float]]:
-        beats: list[tuple[bytes, float]] = await self._redis.zrange(part.key("beats"), 0, -1, withscores=True)
-        return beats
+    async def _heartbeats(self, part: Part) -> list[tuple[bytes, float]]:
+        heartbeats: list[tuple[bytes, float]] = await self._redis.zrange(part.key("beats"), 0, -1, withscores=True)
+        return heartbeats
 
     async def _now_ms(self) -> int:
         seconds, microseconds = await self._redis.time()

@@ -148,11 +148,11 @@ def sets_of(part: Part, entries: Iterable[Entry]) -> list[tuple[str, Tier, str]]
 
 
 def view_worker(
-    entry: Entry, part: int, keys: Mapping[Tier, int], beats: Mapping[str, float], now_ms: int
+    entry: Entry, part: int, keys: Mapping[Tier, int], heartbeats: Mapping[str, float], now_ms: int
 ) -> WorkerView:
     """`beats`: worker id -> last heartbeat in ms, of the whole part; late is who is behind the newest of them."""
     record, facts = entry.record, entry.record.facts
-    beat = beats.get(record.worker_id)
+    heartbeat = heartbeats.get(record.worker_id)
     return WorkerView(
         worker_id=record.worker_id,
         part=part,
@@ -164,8 +164,8 @@ def view_worker(
         seq=record.seq,
         slot=record.slot,
         tiers={tier: _view_tier(facts, tier, keys.get(tier, 0)) for tier in TIERS if tier in facts.capacity},
-        beat_age_seconds=None if beat is None else age_seconds(beat, now_ms),
-        late=beat is not None and max(beats.values()) - beat > LATE_MS,
+        beat_age_seconds=None if heartbeat is None else age_seconds(heartbeat, now_ms),
+        late=heartbeat is not None and max(heartbeats.values()) - heartbeat > LATE_MS,
         publishes_events=facts.publishes_events,
         snapshot_chunks=entry.next_chunks,
     )

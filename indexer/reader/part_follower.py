@@ -94,7 +94,7 @@ class PartFollower:
         self._unlisted: set[str] = set()
         self._since_yield = 0
         self._complained = False
-        self._beats_read_at = -BEATS_EVERY_SECONDS
+        self._heartbeats_read_at = -BEATS_EVERY_SECONDS
         self._lag_gauge = metrics.mirror_lag_seconds.labels(part.pool, str(part.number))
         self._entries_counter = metrics.mirror_entries.labels(part.pool)
 
@@ -249,9 +249,9 @@ class PartFollower:
             if at_end:
                 await asyncio.sleep(PAUSE_SECONDS)
             now = time.monotonic()
-            if now - self._beats_read_at >= BEATS_EVERY_SECONDS:
-                self._beats_read_at = now
-                await self._read_beats()
+            if now - self._heartbeats_read_at >= BEATS_EVERY_SECONDS:
+                self._heartbeats_read_at = now
+                await self._read_heartbeats()
                 # The server may change under a connection that does not break (a Sentinel's recheck, a proxy), and the
                 # new one's next entries have lower ids while its clock is behind.
                 await self._check_last_entry()
@@ -318,12 +318,12 @@ class PartFollower:
             # The first entry of all has no predecessor; when it is still there, nothing was trimmed.
             raise LogBrokenError("trimmed" if oldest and oldest[0][1].get(b"p") != b"0-0" else "wiped")
 
-    async def _read_beats(self) -> None:
-        beats: list[tuple[bytes, float]] = await self._redis.zrange(self.part.key("beats"), 0, -1, withscores=True)
-        if beats:
-            newest = max(score for _, score in beats)
+    async def _read_heartbeats(self) -> None:
+        heartbeats: list[tuple[bytes, float]] = await self._redis.zrange(self.part.key("beats"), 0, -1, withscores=True)
+        if heartbeats:
+            newest = max(score for _, score in heartbeats)
             self.late = frozenset(
-                worker.decode(errors="replace") for worker, score in beats if newest - score > LATE_MS
+                worker.decode(errors="replace") for worker, score in heartbeats if newest - score > LATE_MS
             )
         else:
             self.late = frozenset()

@@ -1,6 +1,6 @@
 """Model files from workers to Redis: which are lacking, who is asked for them, what comes of it.
 
-Every stream that offers files has an `Offer` here. The desk's task asks Redis twice a minute, and soon after a Hello,
+Every stream that offers files has an `Offer` here. Its task asks Redis twice a minute, and soon after a Hello,
 which files of a pool are lacking; one worker is then asked for them, by an answer to one of its loads.
 Nothing of this waits on a stream: chunks are taken on the loop, Redis is written by a task of its own.
 """
@@ -60,7 +60,9 @@ class _Transfer:
 class Offer:
     """What one stream offers, and its side of the upload under way. Everything here is done in a moment."""
 
-    def __init__(self, desk: FileDesk, pool: str, worker_id: str, files: Mapping[str, tuple[str, int]]) -> None:
+    def __init__(
+        self, transfers: FileTransfers, pool: str, worker_id: str, files: Mapping[str, tuple[str, int]]
+    ) -> None:
         self.pool = pool
         self.worker_id = worker_id
         self.files = {digest: (name, size) for name, (digest, size) in files.items()}
@@ -68,22 +70,22 @@ class Offer:
         self.spent: set[str] = set()
         self.moved_at = 0.0
         """When something last came that was asked for."""
-        self._desk = desk
+        self._transfers = transfers
 
     def wanted(self) -> list[str]:
         """Digests to ask this worker for now; none as a rule."""
-        return self._desk.wanted(self, time.monotonic())
+        return self._transfers.wanted(self, time.monotonic())
 
     def take(self, chunk: pb.FileChunk) -> pb.FileAck:
         """Take a piece; the answer says what came so far, or why the file is refused."""
-        return self._desk.take(self, chunk, time.monotonic())
+        return self._transfers.take(self, chunk, time.monotonic())
 
     def close(self) -> None:
         """The stream is over."""
-        self._desk.close_offer(self)
+        self._transfers.close_offer(self)
 
 
-class FileDesk:
+class FileTransfers:
     """`run` is the one task; its owner cancels and watches it. Without it nothing is asked for."""
 
     def __init__(

@@ -113,7 +113,7 @@ class Ledger:
         part: Part,
         metrics: IndexerMetrics,
         *,
-        beats: Client | None = None,
+        heartbeats: Client | None = None,
         parts: int = 1,
         log_entries: int = 65_536,
         log_bytes: int = 268_435_456,
@@ -123,7 +123,7 @@ class Ledger:
         self._redis = redis
         self._parts = parts
         self._log_bytes = log_bytes
-        self._beats = beats or redis
+        self._heartbeats = heartbeats or redis
         self._metrics = metrics
         self._log_entries = log_entries
         self._script = redis.register_script(SCRIPT)
@@ -183,14 +183,16 @@ class Ledger:
             *_bucket_arguments(owner.buckets, added, removed),
         )
 
-    async def beat(self, streams: Sequence[tuple[Ownership, int]]) -> list[int]:
+    async def heartbeat(self, streams: Sequence[tuple[Ownership, int]]) -> list[int]:
         """Note the heartbeats of live streams, each with the last sequence number it has written.
 
         Returns the positions of streams that must start over: the ledger lost their worker or its last writes, or
         another stream took it.
         """
         arguments = [argument for owner, seq in streams for argument in (*owner.arguments, seq)]
-        return [int(position) for position in await self._call("beat", self._log_bytes, *arguments, client=self._beats)]
+        return [
+            int(position) for position in await self._call("beat", self._log_bytes, *arguments, client=self._heartbeats)
+        ]
 
     async def drop_late(self, late_seconds: float, *, by_clock: bool = False) -> tuple[int, list[str]]:
         """Drop workers whose heartbeat is this much older than the part's newest, as many as one call should.
@@ -201,12 +203,12 @@ class Ledger:
         all died would keep them for ever.
         """
         arguments = int(late_seconds * 1000), DROPS_A_CALL, int(by_clock), self._log_bytes
-        remaining, *dropped = await self._call("drop_late", *arguments, client=self._beats)
+        remaining, *dropped = await self._call("drop_late", *arguments, client=self._heartbeats)
         return cast(int, remaining), [worker_id.decode(errors="replace") for worker_id in dropped]
 
     async def forget(self) -> None:
         """Delete what a part without workers leaves behind: its log and counters."""
-        await self._call("forget", client=self._beats)
+        await self._call("forget", client=self._heartbeats)
 
     async def _call(self, operation: str, *arguments: str | bytes | int, client: Client | None = None) -> list[bytes]:
         with self._metrics.ledger_seconds.labels(operation).time():

@@ -25,14 +25,14 @@ class Ledgers:
     def __init__(
         self,
         redis: Client,
-        beats: Client,
+        heartbeats: Client,
         config: IndexerConfig,
         metrics: IndexerMetrics,
         *,
         pools_in_use: Callable[[], Collection[str]],
     ) -> None:
         self._redis = redis
-        self._beats = beats
+        self._heartbeats = heartbeats
         self._config = config
         self._metrics = metrics
         self._pools_in_use = pools_in_use
@@ -75,7 +75,7 @@ class Ledgers:
             self._redis,
             part,
             self._metrics,
-            beats=self._beats,
+            heartbeats=self._heartbeats,
             parts=self._config.parts,
             log_entries=self._config.log_entries,
             log_bytes=self._config.log_bytes,

@@ -24,7 +24,7 @@ from warmroute.v1 import index_pb2_grpc
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 2.0
-BEAT_CONNECTIONS = 2
+HEARTBEAT_CONNECTIONS = 2
 STREAMS_A_CONNECTION = 128
 METADATA_BYTES = 16_384
 CONNECTION_AGE_MS = 45 * 60_000
@@ -58,8 +58,8 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig, grpc_config: G
     registry = CollectorRegistry()
     metrics = IndexerMetrics(registry)
     security = ServerSecurity(grpc_config or GrpcConfig())
-    redis, beats = connect(redis_config), connect(redis_config, connections=BEAT_CONNECTIONS)
-    service = IndexService(redis, config, metrics, beats=beats)
+    redis, heartbeats = connect(redis_config), connect(redis_config, connections=HEARTBEAT_CONNECTIONS)
+    service = IndexService(redis, config, metrics, heartbeats=heartbeats)
     admin = AdminServer(registry, lambda: _readiness(service))
     server = grpc.aio.server(options=server_options(config), interceptors=(*security.interceptors, RequestParser()))
     index_pb2_grpc.add_IndexServiceServicer_to_server(service, server)
@@ -84,7 +84,7 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig, grpc_config: G
         await server.stop(GRACE_SECONDS)
         await admin.stop()
         await redis.aclose()
-        await beats.aclose()
+        await heartbeats.aclose()
 
 
 def _readiness(service: IndexService) -> tuple[bool, dict[str, object]]:

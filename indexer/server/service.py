@@ -18,7 +18,7 @@ import warmroute
 from indexer.layout import POOLS_KEY
 from indexer.server.describe import describe
 from indexer.server.file_store import FileStore
-from indexer.server.file_transfers import FileDesk
+from indexer.server.file_transfers import FileTransfers
 from indexer.server.inflight import InflightGate
 from indexer.server.ledger import Ledger, SickPartError, check_server
 from indexer.server.ledgers import Ledgers, TooManyPoolsError
@@ -49,10 +49,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class IndexService(index_pb2_grpc.IndexServiceServicer):
-    """The servicer. `run` beats and sweeps until cancelled; its owner must watch it."""
+    """The servicer. `run` writes heartbeats and sweeps until cancelled; its owner must watch it."""
 
     def __init__(
-        self, redis: Client, config: IndexerConfig, metrics: IndexerMetrics, *, beats: Client | None = None
+        self, redis: Client, config: IndexerConfig, metrics: IndexerMetrics, *, heartbeats: Client | None = None
     ) -> None:
         """`beats` is a client of its own for heartbeats, so that they do not wait for a place among the writes."""
         self.loads = LoadTable()
@@ -63,14 +63,14 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         """Why the ledger is out of reach."""
         self.draining = False
         self._redis = redis
-        self._beats = beats or redis
+        self._heartbeats = heartbeats or redis
         self._config = config
         self._metrics = metrics
-        self._ledgers = Ledgers(redis, self._beats, config, metrics, pools_in_use=self._pools_in_use)
+        self._ledgers = Ledgers(redis, self._heartbeats, config, metrics, pools_in_use=self._pools_in_use)
         self._sessions: set[Session] = set()
         self._session_ended = asyncio.Event()
         self._gate = InflightGate(config.max_inflight_bytes)
-        self.files = FileDesk(
+        self.files = FileTransfers(
             FileStore(redis, metrics, limit_bytes=config.model_files_bytes),
             metrics,
             enabled=config.model_files_bytes > 0,
@@ -227,8 +227,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         while True:
             try:
                 if not self.ledger_up:
-                    await check_server(self._beats)
-                await self._beat()
+                    await check_server(self._heartbeats)
+                await self._heartbeat()
                 if time.monotonic() >= drop_at:
                     drop_at = time.monotonic() + DROP_SECONDS
                     await self._drop_late()
@@ -249,16 +249,16 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             self._metrics.ledger_up.set(self.ledger_up)
             await asyncio.sleep(BEAT_SECONDS if self.ledger_up else LEDGER_RETRY_SECONDS)
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         streams: defaultdict[Ledger, list[tuple[Session, Claim]]] = defaultdict(list)
         for session in self._sessions:
             if session.claim is not None and session.registered:
                 streams[session.claim.ledger].append((session, session.claim))
         if not streams:
-            await self._beats.ping()
+            await self._heartbeats.ping()
         for ledger, claims in streams.items():
             try:
-                lost = await ledger.beat([(claim.owner, session.seq) for session, claim in claims])
+                lost = await ledger.heartbeat([(claim.owner, session.seq) for session, claim in claims])
             except SickPartError as error:
                 # This part's alone; the others go on.
                 self._metrics.ledger_errors.labels("beat").inc()
@@ -274,8 +274,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         # Also of pools whose workers are all gone, which this replica may never have served. Those in use are named
         # again, in case another replica has just forgotten one.
         if used := self._pools_in_use():
-            await self._beats.sadd(POOLS_KEY, *used)
-        pools = await self._beats.smembers(POOLS_KEY)
+            await self._heartbeats.sadd(POOLS_KEY, *used)
+        pools = await self._heartbeats.smembers(POOLS_KEY)
         self._ledgers.know(pool.decode(errors="replace") for pool in pools)
         by_clock = self.ledger_up and time.monotonic() - self._up_since > late_seconds
         for pool, parts in list(self._ledgers.pools.items()):  # pools may come while this waits
@@ -306,4 +306,4 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         for ledger in parts:
             await ledger.forget()
         await self.files.forget(pool)
-        await self._beats.srem(POOLS_KEY, pool)
+        await self._heartbeats.srem(POOLS_KEY, pool)

@@ -13,7 +13,7 @@ import grpc
 from redis.exceptions import RedisError
 
 from indexer.layout import Tier, WorkerFacts
-from indexer.server.file_transfers import FileDesk, Offer
+from indexer.server.file_transfers import FileTransfers, Offer
 from indexer.server.inflight import InflightGate
 from indexer.server.ledger import (
     EpochSupersededError,
@@ -75,7 +75,7 @@ class Session:
         metrics: IndexerMetrics,
         end: asyncio.Timeout,
         gate: InflightGate,
-        files: FileDesk,
+        files: FileTransfers,
         *,
         ledger_up: Callable[[], bool],
     ) -> None:

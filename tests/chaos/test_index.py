@@ -12,7 +12,7 @@ import random
 
 import pytest
 
-from indexer.server import file_transfers as file_desk
+from indexer.server import file_transfers as file_transfers
 from tests.chaos.cluster import FAULTS, Cluster, cluster, inject
 from tests.support import eventually
 
@@ -22,7 +22,7 @@ WORKERS = 50
 BLOCKS = 200
 FAULT_SECONDS = 5.0
 # What was lost without a Hello that follows is found at the next look.
-FILE_SECONDS = file_desk.RECHECK_SECONDS + 15.0
+FILE_SECONDS = file_transfers.RECHECK_SECONDS + 15.0
 HEAL_SECONDS = 2.0 * float(os.environ.get("WARMROUTE_TIME_SCALE", "2"))
 
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from gateway.http.deadlines import NEVER, Watch
+from gateway.http.deadlines import NEVER, DeadlineWatcher
 from tests.gateway.http.support import run
 from tests.support import eventually
 
 
 @dataclass(eq=False)
 class Member:
-    watch: Watch[Member]
+    watch: DeadlineWatcher[Member]
     deadline: float = NEVER
     fails: bool = False
     expired: int = field(default=0)
@@ -28,7 +28,7 @@ def test_members_expire_and_one_that_fails_stops_nothing() -> None:
         loop = asyncio.get_running_loop()
         complaints: list[dict[str, object]] = []
         loop.set_exception_handler(lambda _, context: complaints.append(context))
-        watch: Watch[Member] = Watch(0.01)
+        watch: DeadlineWatcher[Member] = DeadlineWatcher(0.01)
         failing = Member(watch, loop.time(), fails=True)
         soon = Member(watch, loop.time() + 0.05)
         never = Member(watch)

@@ -195,7 +195,7 @@ def test_what_is_not_used_goes_back_and_an_idle_tenant_is_forgotten(redis_url: s
             who = tenant(requests=6000, slots=10)
             for admission in await gateway.admitted(who, 60):
                 admission.release()
-            held = gateway.limiter._held["a"].share
+            held = gateway.limiter._held["a"].quota
             assert held.requests is not None
             await eventually(lambda: held.requests is not None and held.requests.held == 0, what="the lease goes back")
             rows = await client.hgetall(limits_key("a"))
@@ -219,7 +219,7 @@ def test_without_redis_requests_go_on_by_half_the_limit_and_share_again_afterwar
                 who = tenant(requests=60)
                 for gateway in (one, two, one):
                     assert await gateway.admitted(who, 1)
-                await eventually(lambda: one.limiter._held["a"].share.gateways == 2)
+                await eventually(lambda: one.limiter._held["a"].quota.gateways == 2)
                 getattr(process, failure)()
                 admitted = []
                 for gateway in (one, two):
@@ -237,7 +237,7 @@ def test_without_redis_requests_go_on_by_half_the_limit_and_share_again_afterwar
 
     async def lost(gateway: Gateway, who: Tenant, admitted: list[Admission]) -> bool:
         admitted.extend(await gateway.admitted(who, 1))
-        return gateway.limiter._held["a"].share.away
+        return gateway.limiter._held["a"].quota.away
 
     asyncio.run(scenario())
 
@@ -270,8 +270,8 @@ def test_a_client_that_leaves_while_it_waits_takes_nothing(tmp_path: Path) -> No
                 process.thaw()
                 held = gateway.limiter._held["a"]
                 await eventually(lambda: held.answered)
-                assert held.share.in_use == 0
-                assert not held.share._waiting
+                assert held.quota.in_use == 0
+                assert not held.quota._waiting
                 assert await gateway.admitted(who, 1)
 
     asyncio.run(scenario())
@@ -282,7 +282,7 @@ def test_a_gateway_that_ends_gives_back_what_it_had_not_used(redis_url: str) -> 
         async with gateways(redis_url, 1) as (gateway,), redis_client(redis_url) as client:
             for admission in await gateway.admitted(tenant(requests=6000, slots=100), 60):
                 admission.release()
-            requests = gateway.limiter._held["a"].share.requests
+            requests = gateway.limiter._held["a"].quota.requests
             assert requests is not None
             assert requests.held > 0
             await gateway.stop()

@@ -299,7 +299,7 @@ def test_the_log_is_bounded_in_bytes(redis_url: str) -> None:
                 keys = [random.getrandbits(64) for _ in range(1000)]
                 await book.delta(owner, seq=seq, added={"device": keys}, removed={})
             assert await redis.memory_usage(PART.key("log")) > 1 << 20
-            await book.beat([(owner, 201)])
+            await book.heartbeat([(owner, 201)])
             assert 1 << 18 < await redis.memory_usage(PART.key("log")) < 1 << 20
 
     run(scenario())

@@ -33,7 +33,7 @@ def test_a_stream_that_ends_during_a_beat_ends_nothing_else(redis_url: str) -> N
                 await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
                 await redis.flushall()
                 await redis.execute_command("CLIENT", "PAUSE", "3000", "ALL")
-                pool = index.service._beats.connection_pool
+                pool = index.service._heartbeats.connection_pool
                 await eventually(lambda: pool._in_use_connections)
             # The worker has left; a beat that names it is still to be answered.
             assert pool._in_use_connections
@@ -316,9 +316,9 @@ def test_a_pool_that_nobody_publishes_to_any_more_leaves_nothing(redis_url: str)
             async with indexer(redis_url, parts=2) as index:
                 await eventually(lambda: index.service.ledger_up)
                 for number in range(2):
-                    beats = Part(POOL, number).key("beats")
-                    for worker_id in await redis.zrange(beats, 0, -1):
-                        await redis.zincrby(beats, -1e6, worker_id)
+                    heartbeats = Part(POOL, number).key("beats")
+                    for worker_id in await redis.zrange(heartbeats, 0, -1):
+                        await redis.zincrby(heartbeats, -1e6, worker_id)
                 index.service._up_since = -1e6
                 await index.service._drop_late()
                 left = {key async for key in redis.scan_iter(match="wr:*")}

@@ -15,7 +15,7 @@ import pytest
 
 from indexer.keys import pool_fingerprint
 from indexer.layout import file_key
-from indexer.server import file_transfers as file_desk
+from indexer.server import file_transfers as file_transfers
 from indexer.server.file_store import FileStore
 from tests.indexer.support import POOL, Indexer, engine, follower, identity, in_step, indexer, running
 from tests.redis_servers import server, server_cluster
@@ -184,7 +184,7 @@ def test_a_wiped_redis_has_the_files_again(redis_url: str, tmp_path: Path) -> No
 def test_a_file_that_someone_deletes_comes_again(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_desk, "RECHECK_SECONDS", 0.5)
+    monkeypatch.setattr(file_transfers, "RECHECK_SECONDS", 0.5)
 
     async def scenario() -> None:
         files = files_of(tmp_path, SMALL)
@@ -302,7 +302,7 @@ def test_an_indexer_that_is_told_so_takes_none(redis_url: str, tmp_path: Path) -
 def test_one_that_sends_nothing_makes_way_for_another(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_desk, "STALLED_SECONDS", 0.5)
+    monkeypatch.setattr(file_transfers, "STALLED_SECONDS", 0.5)
 
     async def scenario() -> None:
         files = files_of(tmp_path, {"tokenizer.json": b"{}"})

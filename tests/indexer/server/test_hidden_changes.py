@@ -14,7 +14,7 @@ from redis.crc import key_slot
 
 from indexer.reader.mirror import Mirror
 from indexer.server.file_store import FileStore
-from indexer.server.file_transfers import FileDesk
+from indexer.server.file_transfers import FileTransfers
 from indexer.server.inflight import InflightGate
 from indexer.server.load_board import LoadTable
 from indexer.server.metrics import IndexerMetrics
@@ -147,7 +147,7 @@ def test_a_kick_is_not_undone_by_the_message_behind_it() -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(5) as end:
                 store = FileStore(connect(RedisConfig()), metrics, limit_bytes=1)
-                files = FileDesk(store, metrics, enabled=True, ledger_up=lambda: True)
+                files = FileTransfers(store, metrics, enabled=True, ledger_up=lambda: True)
                 session = Session(lambda *_: None, LoadTable(), metrics, end, gate, files, ledger_up=lambda: True)
                 session.kick("by the test")
                 with pytest.raises(RefusedError, match="by the test"):

@@ -45,12 +45,12 @@ def test_the_ledger_checks_token_epoch_and_order(redis_url: str) -> None:
             assert seq == 2
             with pytest.raises(WorkerTakenError):
                 await book.delta(owner, seq=3, added={}, removed={})
-            assert await book.beat([(owner, 2), (again, 2), (again, 3)]) == [0, 2]
+            assert await book.heartbeat([(owner, 2), (again, 2), (again, 3)]) == [0, 2]
             newer, seq = await book.hello("w", 2, FACTS)
             assert seq == 0
             with pytest.raises(EpochSupersededError):
                 await book.hello("w", 1, FACTS)
-            assert await book.beat([(again, 0), (newer, 0)]) == [0]
+            assert await book.heartbeat([(again, 0), (newer, 0)]) == [0]
             # The old epoch's keys left with it.
             assert not [key async for key in redis.scan_iter(match="*:keys:*")]
 
@@ -181,7 +181,7 @@ def test_a_clock_that_went_back_makes_nobody_late(redis_url: str) -> None:
             await redis.zincrby(PART.key("beats"), hour, "dead")
             await redis.zadd(PART.key("snapshots"), {f"old{number}": 1e15 for number in range(SNAPSHOTS_AT_ONCE)})
             await eventually(lambda: mirror.late == {"live"})
-            await book.beat([(owners["live"], 0)])
+            await book.heartbeat([(owners["live"], 0)])
             await eventually(lambda: not mirror.late)
             assert (await book.drop_late(600))[1] == []
             await book.snapshot_chunk(owners["live"], seq=1, chunk=0, last=True, held={"device": [7]})

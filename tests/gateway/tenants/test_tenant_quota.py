@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.tenants.share import CLAIM_SECONDS, Share
 from gateway.tenants.tenant import Limits
+from gateway.tenants.tenant_quota import CLAIM_SECONDS, TenantQuota
 from tests.gateway.tenants.support import NaiveLimits
 
 
@@ -23,20 +23,20 @@ class World:
     admitted: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.shares = [Share(self.limits, self.now) for _ in range(self.count)]
+        self.quotas = [TenantQuota(self.limits, self.now) for _ in range(self.count)]
 
     def call(self, number: int) -> None:
-        share = self.shares[number]
-        orders = share.order(self.now)
-        reply = self.redis.call(int(self.now * 1000), str(number), int(CLAIM_SECONDS * 1000), *orders.arguments())
-        share.granted(orders, reply, self.now)
+        quota = self.quotas[number]
+        refills = quota.refill_request(self.now)
+        reply = self.redis.call(int(self.now * 1000), str(number), int(CLAIM_SECONDS * 1000), *refills.arguments())
+        quota.granted(refills, reply, self.now)
 
     def ask(self, number: int, tokens: int) -> bool:
-        share = self.shares[number]
-        if not share.admit(tokens, self.now):
-            with share.waiting(tokens):
+        quota = self.quotas[number]
+        if not quota.admit(tokens, self.now):
+            with quota.waiting(tokens):
                 self.call(number)
-            if not share.admit(tokens, self.now):
+            if not quota.admit(tokens, self.now):
                 return False
         self.admitted.append((self.now, tokens))
         return True
@@ -46,15 +46,15 @@ class World:
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.25)
-            for number, share in enumerate(self.shares):
-                if share.active(self.now) and share.due(self.now):
+            for number, quota in enumerate(self.quotas):
+                if quota.active(self.now) and quota.due(self.now):
                     self.call(number)
 
     def check(self) -> None:
         assert self.limits.concurrent_requests is not None
         assert self.limits.requests_per_minute is not None
         assert self.limits.tokens_per_minute is not None
-        assert 0 <= sum(share.in_use for share in self.shares) <= self.limits.concurrent_requests
+        assert 0 <= sum(quota.in_use for quota in self.quotas) <= self.limits.concurrent_requests
         for first in range(len(self.admitted)):
             window = self.admitted[first:]
             minutes = 1 + (window[-1][0] - window[0][0]) / 60
@@ -77,15 +77,15 @@ def test_all_gateways_together_keep_the_limits(limits: Limits, steps: list[tuple
     for action, number, value in steps:
         if action == "ask":
             world.ask(number, value)
-        elif action == "release" and world.shares[number].in_use:
-            world.shares[number].release()
+        elif action == "release" and world.quotas[number].in_use:
+            world.quotas[number].release()
         elif action == "advance":
             world.advance(value / 1000)
         world.check()
     # Whatever was before: with nothing running and a minute gone by, any gateway may use the whole limit.
-    for share in world.shares:
-        while share.in_use:
-            share.release()
+    for quota in world.quotas:
+        while quota.in_use:
+            quota.release()
     world.advance(61)
     assert limits.tokens_per_minute is not None
     assert world.ask(1, min(120, limits.tokens_per_minute))
@@ -96,13 +96,13 @@ def test_all_gateways_together_keep_the_limits(limits: Limits, steps: list[tuple
 def test_usage_corrects_the_estimate(count: int, estimated: int, used: int) -> None:
     world = World(Limits(None, 6000, None), count)
     assert world.ask(0, estimated)
-    world.shares[0].settle(estimated, used, world.now)
-    world.shares[0].release()
+    world.quotas[0].settle(estimated, used, world.now)
+    world.quotas[0].release()
     for number in range(count):
         world.call(number)
-    share = world.shares[0]
-    assert share.tokens is not None
-    assert share.tokens.remaining(world.now) == 6000 - used
+    quota = world.quotas[0]
+    assert quota.tokens is not None
+    assert quota.tokens.remaining(world.now) == 6000 - used
 
 
 def test_a_gateway_that_died_frees_its_slots() -> None:
@@ -110,7 +110,7 @@ def test_a_gateway_that_died_frees_its_slots() -> None:
     assert world.ask(0, 1)
     assert world.ask(0, 1)
     assert not world.ask(1, 1)
-    world.shares[0] = Share(world.limits, world.now)  # it calls no more
+    world.quotas[0] = TenantQuota(world.limits, world.now)  # it calls no more
     world.now += CLAIM_SECONDS - 1
     assert not world.ask(1, 1)
     world.now += 2
@@ -121,24 +121,24 @@ def test_without_redis_each_gateway_keeps_an_even_share_and_settles_with_it_afte
     world = World(Limits(60, None, 4), 2)
     for number in (0, 1, 0):
         world.call(number)
-    for share in world.shares:
-        share.alone(world.now)
-    admitted = [sum(share.admit(1, world.now) for _ in range(100)) for share in world.shares]
+    for quota in world.quotas:
+        quota.alone(world.now)
+    admitted = [sum(quota.admit(1, world.now) for _ in range(100)) for quota in world.quotas]
     assert admitted == [2, 2], "slots"
-    for share in world.shares:
+    for quota in world.quotas:
         for _ in range(50):
-            if share.in_use:
-                share.release()
-            share.admit(1, world.now)
-        assert share.refused(1, world.now) == "requests"
+            if quota.in_use:
+                quota.release()
+            quota.admit(1, world.now)
+        assert quota.refused(1, world.now) == "requests"
     for number in (0, 1):
         world.call(number)
-        assert not world.shares[number].away
+        assert not world.quotas[number].away
     assert world.redis.balances["r"] == -1, "all 60 are charged; one was leased before the second gateway told"
     assert world.ask(0, 1)
     assert not world.ask(1, 1)
-    world.shares[0].release()
-    world.shares[1].release()
+    world.quotas[0].release()
+    world.quotas[1].release()
     world.advance(3)
     assert world.ask(1, 1)
 
@@ -148,23 +148,23 @@ def test_changed_limits_apply_at_once() -> None:
     for _ in range(60):
         assert world.ask(0, 1)
     assert not world.ask(0, 1)
-    world.shares[0].resize(Limits(None, 100, None), world.now)
+    world.quotas[0].resize(Limits(None, 100, None), world.now)
     assert world.ask(0, 100)
-    world.shares[0].resize(Limits(), world.now)
-    assert world.shares[0].admit(10**6, world.now)
+    world.quotas[0].resize(Limits(), world.now)
+    assert world.quotas[0].admit(10**6, world.now)
 
 
 def test_what_redis_said_last_tells_whether_a_limit_is_exhausted() -> None:
     world = World(Limits(requests_per_minute=100, tokens_per_minute=1000, concurrent_requests=3), 2)
-    share, other = world.shares
+    quota, other = world.quotas
     assert world.ask(0, 10)
-    assert not share.exhausted(900, world.now)  # nothing in hand, and there is more
-    assert share.exhausted(1000, world.now)
+    assert not quota.exhausted(900, world.now)  # nothing in hand, and there is more
+    assert quota.exhausted(1000, world.now)
     assert world.ask(1, 10)
     assert world.ask(1, 10)
     assert not other.exhausted(10, world.now)
     assert not world.ask(0, 10)
-    assert share.exhausted(10, world.now)  # all slots are claimed
+    assert quota.exhausted(10, world.now)  # all slots are claimed
     other.release()
     world.advance(4)
     assert world.ask(0, 10)

@@ -46,7 +46,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RefillRequest:
     """What one call to Redis says of one bucket."""
 
     limit: int
@@ -60,10 +60,10 @@ class Order:
     local_mark: int
 
 
-NO_ORDER: Final = Order(0, 0, 0, 0, 0, 0)
+NO_REFILL: Final = RefillRequest(0, 0, 0, 0, 0, 0)
 
 
-class Lease:
+class LeasedBucket:
     """Units of one kind, requests or tokens, that this gateway may use without asking."""
 
     __slots__ = (
@@ -159,7 +159,7 @@ class Lease:
             return True
         return self.held > 0 and not self._used and now - self._ordered_at >= IDLE_SECONDS
 
-    def order(self, need: int, waiting: int, now: float, *, leaving: bool = False) -> Order:
+    def refill_request(self, need: int, waiting: int, now: float, *, leaving: bool = False) -> RefillRequest:
         """What to ask for; `need` is the smallest demand that waits, `waiting` the sum of all.
 
         The caller brings the answer to `granted` or `failed` before it orders again.
@@ -169,30 +169,30 @@ class Lease:
         if self._local is not None:
             # What came back meanwhile has come back in Redis too.
             owed = max(0, min(self._local_used, int(self._local.capacity - self._local.balance(now))))
-            return Order(self.limit, owed, need, wanted_in_hand, need, self._local_used)
+            return RefillRequest(self.limit, owed, need, wanted_in_hand, need, self._local_used)
         spent = 0
         idle = leaving or (not waiting and not size and now - self._ordered_at >= IDLE_SECONDS)
         if self.held < 0 or idle:
             spent, self.held = -self.held, 0
         self._ordered_at = now
         least = max(0, need - self.held)
-        return Order(self.limit, spent, least, max(0, wanted_in_hand - self.held), need, 0)
+        return RefillRequest(self.limit, spent, least, max(0, wanted_in_hand - self.held), need, 0)
 
-    def granted(self, order: Order, amount: int, left: int, now: float) -> None:
+    def granted(self, refill_request: RefillRequest, amount: int, left: int, now: float) -> None:
         """Redis answered: so much is ours, so much is left there."""
         if self._local is not None:
-            self.held, self._local = order.local_mark - self._local_used, None
+            self.held, self._local = refill_request.local_mark - self._local_used, None
             self._local_used = 0
         self.held += amount
         self._known, self._known_at = float(left), now
-        if order.need and order.least and not amount:
-            missing = (order.least - left) * MINUTE / self.limit
-            self._refused, self._refused_until = order.need, now + min(REFUSAL_SECONDS, missing)
+        if refill_request.need and refill_request.least and not amount:
+            missing = (refill_request.least - left) * MINUTE / self.limit
+            self._refused, self._refused_until = refill_request.need, now + min(REFUSAL_SECONDS, missing)
 
-    def failed(self, order: Order) -> None:
+    def failed(self, refill_request: RefillRequest) -> None:
         """Redis did not answer. What was given back stays given; what is owed is owed again."""
-        if self._local is None and order.spent > 0:
-            self.held -= order.spent
+        if self._local is None and refill_request.spent > 0:
+            self.held -= refill_request.spent
 
     def alone(self, gateways: int, now: float) -> None:
         """Go on without Redis, with an even share of what was left."""

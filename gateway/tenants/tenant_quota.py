@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gateway.tenants.lease import NO_ORDER, Lease, Order
+from gateway.tenants.leased_bucket import NO_REFILL, LeasedBucket, RefillRequest
 from gateway.tenants.tenant import Limits
 
 RENEW_SECONDS: Final = 3.0
@@ -24,11 +24,11 @@ Kind = Literal["concurrency", "requests", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class RefillRequests:
     """One call for a tenant."""
 
-    requests: Order
-    tokens: Order
+    requests: RefillRequest
+    tokens: RefillRequest
     slots: int
     in_use: int
     slots_wanted: int
@@ -39,13 +39,13 @@ class Orders:
         return [*pairs[0], *pairs[1], self.slots, self.in_use, self.slots_wanted]
 
 
-class Share:
+class TenantQuota:
     """Admits requests from what is in hand. Every admitted request is released exactly once, by its `Admission`."""
 
     def __init__(self, limits: Limits, now: float) -> None:
         self.limits = limits
-        self.requests: Lease | None = None
-        self.tokens: Lease | None = None
+        self.requests: LeasedBucket | None = None
+        self.tokens: LeasedBucket | None = None
         self.in_use = 0
         self.away = False
         """Redis did not answer in time: limits are kept by this gateway alone until it does."""
@@ -66,32 +66,32 @@ class Share:
         self.requests = self._resized(self.requests, limits.requests_per_minute, now)
         self.tokens = self._resized(self.tokens, limits.tokens_per_minute, now)
 
-    def _resized(self, lease: Lease | None, limit: int | None, now: float) -> Lease | None:
+    def _resized(self, bucket: LeasedBucket | None, limit: int | None, now: float) -> LeasedBucket | None:
         if limit is None:
             return None
-        if lease is None:
-            lease = Lease(limit, now)
+        if bucket is None:
+            bucket = LeasedBucket(limit, now)
             if self.away:
-                lease.alone(self.gateways, now)
-        elif lease.limit != limit:
-            lease.resize(limit)
-        return lease
+                bucket.alone(self.gateways, now)
+        elif bucket.limit != limit:
+            bucket.resize(limit)
+        return bucket
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def admit(self, tokens: int, now: float) -> bool:
         """Take a request of so many tokens, if all that it needs is in hand."""
-        requests, lease = self.requests, self.tokens
+        requests, bucket = self.requests, self.tokens
         if (
             (self.limits.concurrent_requests is not None and self.in_use >= self._slots())
             or (requests is not None and not requests.has(1, now))
-            or (lease is not None and not lease.has(tokens, now))
+            or (bucket is not None and not bucket.has(tokens, now))
         ):
             return False
         if requests is not None:
             requests.use(1, now)
-        if lease is not None:
-            lease.use(tokens, now)
+        if bucket is not None:
+            bucket.use(tokens, now)
         self.in_use += 1
         self._admitted += 1
         self._used_at = now
@@ -169,43 +169,43 @@ class Share:
         limit = self.limits.concurrent_requests or 0
         return min(self._admitted, limit // 16)
 
-    def order(self, now: float, *, leaving: bool = False) -> Orders:
+    def refill_request(self, now: float, *, leaving: bool = False) -> RefillRequests:
         """What to ask for; the answer comes to `granted` or `failed` before the next order. Nothing when leaving."""
         count = len(self._waiting)
-        requests = tokens = NO_ORDER
+        requests = tokens = NO_REFILL
         if self.requests is not None:
-            requests = self.requests.order(1 if count else 0, count, now, leaving=leaving)
+            requests = self.requests.refill_request(1 if count else 0, count, now, leaving=leaving)
         if self.tokens is not None:
-            tokens = self.tokens.order(min(self._waiting, default=0), sum(self._waiting), now, leaving=leaving)
+            tokens = self.tokens.refill_request(min(self._waiting, default=0), sum(self._waiting), now, leaving=leaving)
         wanted = self.in_use + count + self._spare()
         self._admitted = 0
         self._called_at = now
-        return Orders(requests, tokens, self.limits.concurrent_requests or 0, self.in_use, wanted)
+        return RefillRequests(requests, tokens, self.limits.concurrent_requests or 0, self.in_use, wanted)
 
-    def granted(self, orders: Orders, reply: Sequence[int], now: float) -> None:
+    def granted(self, refills: RefillRequests, reply: Sequence[int], now: float) -> None:
         """Redis answered, as `limits.lua` says."""
         requests, requests_left, tokens, tokens_left, claim, _, gateways = reply
         self.away, self.gateways = False, gateways
-        if self.requests is not None and orders.requests is not NO_ORDER:
-            self.requests.granted(orders.requests, requests, requests_left, now)
-        if self.tokens is not None and orders.tokens is not NO_ORDER:
-            self.tokens.granted(orders.tokens, tokens, tokens_left, now)
+        if self.requests is not None and refills.requests is not NO_REFILL:
+            self.requests.granted(refills.requests, requests, requests_left, now)
+        if self.tokens is not None and refills.tokens is not NO_REFILL:
+            self.tokens.granted(refills.tokens, tokens, tokens_left, now)
         self._claim = claim
-        self._claim_is_all = claim < orders.slots_wanted
+        self._claim_is_all = claim < refills.slots_wanted
         if self._claim_is_all and self.in_use >= claim:
             self._slots_refused_until = now + SLOT_REFUSAL_SECONDS
 
-    def failed(self, orders: Orders, now: float) -> None:
+    def failed(self, refills: RefillRequests, now: float) -> None:
         """Redis did not answer."""
-        if self.requests is not None and orders.requests is not NO_ORDER:
-            self.requests.failed(orders.requests)
-        if self.tokens is not None and orders.tokens is not NO_ORDER:
-            self.tokens.failed(orders.tokens)
+        if self.requests is not None and refills.requests is not NO_REFILL:
+            self.requests.failed(refills.requests)
+        if self.tokens is not None and refills.tokens is not NO_REFILL:
+            self.tokens.failed(refills.tokens)
         self.alone(now)
 
     def alone(self, now: float) -> None:
         """Go on without Redis."""
         self.away = True
-        for lease in (self.requests, self.tokens):
-            if lease is not None:
-                lease.alone(self.gateways, now)
+        for bucket in (self.requests, self.tokens):
+            if bucket is not None:
+                bucket.alone(self.gateways, now)
