@@ -11,12 +11,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 
 from warmroute.config.agent import AgentConfig
-from warmroute.config.engines import EngineName
+from warmroute.config.engines import CHART_ENGINES
 from warmroute.config.gateway import GatewayConfig
 from warmroute.config.indexer import IndexerConfig
 from warmroute.config.pool import PoolConfig
@@ -76,7 +76,7 @@ VALUES: dict[str, tuple[type[BaseModel], str]] = {
 }
 """By definition: the field that a value of the chart stands for."""
 
-ENGINES = (*get_args(EngineName), "external")
+ENGINES = (*CHART_ENGINES, "external")
 """Of `pool.engine`. A test renders the chart with each."""
 
 

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel
 
 from tests.deploy.test_chart import CLAIM, Manifests, config_of, pod_specs
-from warmroute.config.engines import EngineName
+from warmroute.config.engines import CHART_ENGINES
 from warmroute.config.pool import PoolConfig
 from warmroute.config.setting_types import PolicyName
 
@@ -160,7 +160,7 @@ def test_a_file_that_a_setting_names_can_be_mounted(manifests: Manifests) -> Non
 
 def test_choices_are_those_of_the_model(definitions: Document, chart: Path) -> None:
     assert definitions["poolPolicy"]["enum"] == list(get_args(PolicyName))
-    assert definitions["poolEngine"]["enum"] == [*get_args(EngineName), "external"]
+    assert definitions["poolEngine"]["enum"] == [*CHART_ENGINES, "external"]
     (row,) = (line for line in (chart / "README.md").read_text().splitlines() if line.startswith("| `pool.engine` |"))
     assert all(f"`{engine}`" in row for engine in definitions["poolEngine"]["enum"])
 
@@ -170,7 +170,7 @@ def test_every_policy_can_be_chosen(policy: str, manifests: Manifests) -> None:
     assert config_of(manifests({"pool": {"policy": policy}})).gateway.pools[0].policy == policy
 
 
-@pytest.mark.parametrize("engine", get_args(EngineName))
+@pytest.mark.parametrize("engine", CHART_ENGINES)
 def test_every_engine_can_be_run(engine: str, manifests: Manifests) -> None:
     documents = manifests({"pool": {"engine": engine, "server": {"image": "an-image", "model": "org/name"}}})
     names = [container["name"] for container in pod_specs(documents)["worker"]["spec"]["containers"]]

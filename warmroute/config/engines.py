@@ -39,6 +39,9 @@ AGENT_ENGINES: Final = {entry.name: entry.adapter for entry in ENGINES if entry.
 POOL_ENGINES: Final = {entry.name: entry.dialect for entry in ENGINES if entry.dialect is not None}
 """Name -> module, of the engines whose requests the gateway knows."""
 
+CHART_ENGINES: Final = tuple(entry.name for entry in ENGINES if entry.in_chart)
+"""Names of the engines that the chart runs."""
+
 if TYPE_CHECKING:
     AgentEngineName = str
     EngineName = str
