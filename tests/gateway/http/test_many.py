@@ -46,7 +46,7 @@ def test_health_is_answered_at_once_among_two_thousand_streams(tmp_path: Path) -
             gateway(tmp_path, worker.port) as (_, port, _),
         ):
             asking = [loop.create_task(ask(port)) for _ in range(STREAMS)]
-            await eventually(lambda: worker.open >= STREAMS, within=30)
+            await eventually(lambda: worker.open >= STREAMS, within=90)
             async with client(port) as probe:
                 waits = [await health_seconds(probe) for _ in range(200)]
             finish.set()
