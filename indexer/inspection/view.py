@@ -150,7 +150,7 @@ def sets_of(part: Part, entries: Iterable[Entry]) -> list[tuple[str, Tier, str]]
 def view_worker(
     entry: Entry, part: int, keys: Mapping[Tier, int], heartbeats: Mapping[str, float], now_ms: int
 ) -> WorkerView:
-    """`beats`: worker id -> last heartbeat in ms, of the whole part; late is who is behind the newest of them."""
+    """`heartbeats`: worker id -> last heartbeat in ms, of the whole part; late is who is behind the newest of them."""
     record, facts = entry.record, entry.record.facts
     heartbeat = heartbeats.get(record.worker_id)
     return WorkerView(

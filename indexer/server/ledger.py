@@ -104,7 +104,7 @@ class Ownership:
 class Ledger:
     """One part of one pool. All methods raise RedisError when Redis is out of reach or refuses the write.
 
-    `beats` is the client of heartbeats, which must not queue behind writes; the same one when left out.
+    `heartbeats` is the client of heartbeats, which must not queue behind writes; the same one when left out.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
     def __init__(
         self, redis: Client, config: IndexerConfig, metrics: IndexerMetrics, *, heartbeats: Client | None = None
     ) -> None:
-        """`beats` is a client of its own for heartbeats, so that they do not wait for a place among the writes."""
+        """`heartbeats` is a client of its own for heartbeats, so that they do not wait for a place among the writes."""
         self.loads = LoadTable()
         self.ledger_up = False
         self._up_since = time.monotonic()
