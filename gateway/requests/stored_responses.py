@@ -49,10 +49,6 @@ class StoredResponses:
             self._owners.move_to_end(response_id)
         return owner
 
-    def peek(self, response_id: str) -> Owner | None:
-        """As `owner`, without counting as a use."""
-        return self._owners.get(response_id)
-
     def forget(self, response_id: str) -> None:
         self._owners.pop(response_id, None)
 
