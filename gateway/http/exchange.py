@@ -197,7 +197,7 @@ class Exchange:
             return
         self._remember(data)
         self._await_more()
-        self._reply.write(self._edited(data, last))
+        self._reply.write(data if self._edit is None else _edited(self._edit, data, last))
         if last:
             self._complete(head)
 
@@ -297,8 +297,10 @@ class Exchange:
     def _show(self, head: ReplyHead, body: bytes, last: bool) -> None:
         """Begin the client's reply."""
         headers = reply_headers(head, self._destination.reply_headers)
-        changed = self._edit is not None and self._edit.begin(head)
-        body = self._edited(body, last)
+        changed = False
+        if self._edit is not None:
+            changed = self._edit.begin(head)
+            body = _edited(self._edit, body, last)
         if last and not self._head_only:
             self._reply.send(head.status, headers, body)
             self._complete(head)
@@ -310,13 +312,6 @@ class Exchange:
         self._reply.start(head.status, headers, None if changed else head.length, body)
         if last:
             self._complete(head)
-
-    def _edited(self, data: bytes, last: bool) -> bytes:
-        """What the client gets for this part of the worker's body."""
-        if self._edit is None:
-            return data
-        edited = self._edit.feed(data) if data else b""
-        return edited + self._edit.finish() if last else edited
 
     def _complete(self, head: ReplyHead) -> None:
         self._reply.finish()
@@ -353,3 +348,9 @@ class Exchange:
         if self._tail_bytes > 2 * TAIL_BYTES:  # now and then, rather than at every chunk
             self._tail = [self.tail]
             self._tail_bytes = TAIL_BYTES
+
+
+def _edited(edit: ReplyEdit, data: bytes, last: bool) -> bytes:
+    """What the client gets for this part of the worker's body."""
+    edited = edit.feed(data) if data else b""
+    return edited + edit.finish() if last else edited

@@ -137,8 +137,8 @@ class App:
                 explained=self._config.decision_header and request.http.header(EXPLAIN_HEADER) == b"1",
             )
             upstreams = pool.upstreams or self._upstreams
-            result = await relay(request.http, request.body, reply, routed, upstreams, request.reply_edit)
-            self._settlement.ended(request, result)
+            exchange = await relay(request.http, request.body, reply, routed, upstreams, request.reply_edit)
+            self._settlement.ended(request, reply, exchange)
         finally:
             admission.release()
 

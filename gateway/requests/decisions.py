@@ -15,12 +15,14 @@ from typing import Any, Final
 
 import xxhash
 
+from gateway.http.exchange import Exchange
 from gateway.http.log_writer import LogWriter
+from gateway.http.reply import Reply
 from gateway.prompts.conversation import Unkeyed
 from gateway.prompts.keyer import Prompt
 from gateway.requests.inference_request import InferenceRequest
 from gateway.requests.metrics import RequestMetrics
-from gateway.requests.relay import RelayResult
+from gateway.requests.relay import last_outcome
 from gateway.requests.usage import Usage
 from gateway.routing.decision_log import LoggedDecision
 from warmroute.config.gateway import GatewayConfig
@@ -76,35 +78,35 @@ class Decisions:
                 on_drop=metrics.decision_log_dropped.inc,
             )
 
-    def ended(self, request: InferenceRequest, result: RelayResult, usage: Usage | None) -> None:
-        """Note a request that has ended."""
+    def ended(self, request: InferenceRequest, reply: Reply, exchange: Exchange | None, usage: Usage | None) -> None:
+        """Note a request that has ended. `exchange`: its last attempt."""
         if not self._kept.maxlen and self._log is None:
             return
         router, routed, prompt = request.pool.router, request.routed, request.keyed
-        choice, assignment = (None, None) if routed is None else (routed.last, routed.assignment)
-        pool, outcome = router.config.name, "no_worker" if result.outcome is None else result.outcome.value
+        assignment = None if routed is None else routed.assignment
+        last, pool, status = last_outcome(reply, exchange), router.config.name, reply.final_status
+        outcome = "no_worker" if last is None else last.value
         load_only = prompt.reason if isinstance(prompt, Unkeyed) else ""
-        if choice is None or assignment is None:
-            decided = Decided(
-                time.time(), request.http.request_id, pool, "", result.status, outcome, 0, load_only, prompt.tokens
+        if routed is None or assignment is None or exchange is None:
+            self._kept.append(
+                Decided(time.time(), request.http.request_id, pool, "", status, outcome, 0, load_only, prompt.tokens)
             )
-            self._kept.append(decided)
             return
-        terms = choice.terms
+        choice, terms = assignment.choice, assignment.terms
         decided = Decided(
-            time.time() - (router.clock() - assignment.booked_at),
+            time.time() - (router.clock() - choice.chosen_at),
             request.http.request_id,
             pool,
             choice.worker.name,
-            result.status,
+            status,
             outcome,
-            result.attempts - 1,
+            routed.attempts - 1,
             load_only,
             prompt.tokens,
             terms.matched_tokens,
             None if usage is None else usage.cached_tokens,
             None if usage is None else usage.completion_tokens,
-            result.event_stream,
+            exchange.event_stream,
             assignment.estimated_seconds,
             assignment.first_byte_seconds,
             len(choice.decision.terms),
@@ -116,7 +118,7 @@ class Decisions:
         )
         self._kept.append(decided)
         if self._log is not None:
-            self._write(self._log, request, decided, result)
+            self._write(self._log, request, decided, exchange.reply_tokens)
 
     def latest(self, limit: int, pool: str | None = None) -> list[dict[str, Any]]:
         """The latest to end, of one pool or all, newest first."""
@@ -133,9 +135,8 @@ class Decisions:
             await self._log.stop()
 
     @staticmethod
-    def _write(
-        log: LogWriter[LoggedDecision], request: InferenceRequest, decided: Decided, result: RelayResult
-    ) -> None:
+    def _write(log: LogWriter[LoggedDecision], request: InferenceRequest, decided: Decided, about_tokens: int) -> None:
+        """`about_tokens`: the reply's length, where the engine counted only its prompt."""
         space, prompt, session = request.census.space, request.keyed, request.hints.session
         if space is None or not decided.prompt_tokens:
             return  # nothing to learn from a prompt of which not even the length is known
@@ -151,7 +152,7 @@ class Decisions:
             matched_tokens=decided.matched_tokens,
             keys=keys,
             cached_tokens=decided.cached_tokens,
-            reply_tokens=result.reply_tokens or None if reply_tokens is None else reply_tokens,
+            reply_tokens=about_tokens or None if reply_tokens is None else reply_tokens,
             first_byte_seconds=None if decided.first_byte_seconds is None or not decided.streamed
             else round(decided.first_byte_seconds, 6),
             session="" if not session else xxhash.xxh3_64_hexdigest(session.encode("utf-8", "surrogatepass")),

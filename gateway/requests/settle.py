@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from gateway.http.exchange import Exchange
 from gateway.http.outcome import Outcome
+from gateway.http.reply import Reply
 from gateway.prompts.conversation import Unkeyed
 from gateway.requests.decisions import Decisions
 from gateway.requests.inference_request import InferenceRequest
 from gateway.requests.key import PromptKeys
 from gateway.requests.metrics import RequestMetrics
 from gateway.requests.paths import STORED
-from gateway.requests.relay import RelayResult
+from gateway.requests.relay import last_outcome
 from gateway.requests.shared_responses import SharedResponses
 from gateway.requests.usage import Usage, read_usage
 from gateway.tenants.limiter import Admission
@@ -33,42 +35,46 @@ class Settlement:
         if isinstance(request.keyed, Unkeyed):
             self._metrics.load_only.labels(request.pool.name, request.keyed.reason).inc()
 
-    def ended(self, request: InferenceRequest, result: RelayResult) -> None:
-        """The request's reply is whole, or will never be."""
+    def ended(self, request: InferenceRequest, reply: Reply, exchange: Exchange | None) -> None:
+        """The request's reply is whole, or will never be. `exchange`: its last attempt."""
+        outcome = last_outcome(reply, exchange)
         if request.route is STORED:
-            if request.http.method == "DELETE" and result.outcome is Outcome.COMPLETED and request.response_id:
+            if request.http.method == "DELETE" and outcome is Outcome.COMPLETED and request.response_id:
                 self._responses.forget(request.response_id)
             return
         metrics, name, routed, keyed = self._metrics, request.pool.name, request.routed, request.keyed
-        choice = None if routed is None else routed.last
-        matched_tokens = None if choice is None or isinstance(keyed, Unkeyed) else choice.terms.matched_tokens
+        assignment = None if routed is None else routed.assignment
+        matched_tokens = None if assignment is None or isinstance(keyed, Unkeyed) else assignment.matched_tokens
         if routed is not None and routed.decided_at is not None:
             metrics.route_seconds.labels(name).observe(routed.decided_at - request.started_at)
-        if result.first_byte_at is not None:
-            metrics.first_byte_seconds.labels(name).observe(result.first_byte_at - request.http.arrived_at)
-        if result.outcome is Outcome.COMPLETED and matched_tokens is not None:
+        if exchange is not None and exchange.first_byte_at is not None:
+            metrics.first_byte_seconds.labels(name).observe(exchange.first_byte_at - request.http.arrived_at)
+        if outcome is Outcome.COMPLETED and matched_tokens is not None:
             metrics.keyed_tokens.labels(name).inc(keyed.tokens)
             metrics.matched_tokens.labels(name).inc(matched_tokens)
-        usage = None if request.admission is None else self._account(name, result, request.admission)
+        usage = None if request.admission is None else self._account(name, exchange, request.admission)
         if usage is not None:
             self._keys.compare(request, usage, matched_tokens)
-        self._decisions.ended(request, result, usage)
+        self._decisions.ended(request, reply, exchange, usage)
 
-    def _account(self, pool: str, result: RelayResult, admission: Admission) -> Usage | None:
+    def _account(self, pool: str, exchange: Exchange | None, admission: Admission) -> Usage | None:
         """Settle what the reply says it used with the tenant's limits, and count it; None where it does not say."""
-        outcome = result.outcome
+        if exchange is None:
+            admission.settle(0)
+            return None
+        outcome = exchange.outcome
         if outcome is not Outcome.COMPLETED:
             # Leaving is not for free, neither before the usage comes nor while a worker computes the first byte.
-            left = outcome is Outcome.CLIENT_GONE and result.attempts > 0
-            if left or (result.first_byte_at is not None and outcome not in {Outcome.REFUSED, Outcome.SERVER_ERROR}):
-                admission.settle_estimate(result.reply_tokens)
+            begun = exchange.first_byte_at is not None and outcome not in {Outcome.REFUSED, Outcome.SERVER_ERROR}
+            if begun or outcome is Outcome.CLIENT_GONE:
+                admission.settle_estimate(exchange.reply_tokens)
             else:
                 admission.settle(0)
             return None
-        usage = read_usage(result.tail, identity=result.content_encoding in {None, b"identity"})
+        usage = read_usage(exchange.tail, identity=exchange.content_encoding in {None, b"identity"})
         if usage is None:
             # Lost by compression, or by what the client had repeated after it: not for free either.
-            admission.settle_estimate(result.reply_tokens)
+            admission.settle_estimate(exchange.reply_tokens)
             return None
         admission.settle(usage.prompt_tokens + (usage.completion_tokens or 0))
         if usage.cached_tokens is not None:

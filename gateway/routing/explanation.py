@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from random import Random
 from typing import Literal
 
 from gateway.prompts.keyer import KeySpace, Prompt
@@ -107,8 +106,7 @@ def explain_routing(
 ) -> RoutingView:
     """The decision that `PoolRouter.choose` would make now for a request's first attempt."""
     trace = Trace()
-    # With a random source of its own: to draw from the router's would change later picks.
-    choice = router.decide(prompt, NOBODY, constraints, router.sequence + 1, Random(), trace)
+    choice = router.choose(prompt, NOBODY, constraints, trace)
     view = _View(router, prompt)
     workers = [] if choice is None else _candidates(view, choice, trace)
     known = {worker.uid for worker in trace.candidates}

@@ -23,8 +23,8 @@ class RoutedRequest:
         "_prompt",
         "_router",
         "assignment",
+        "attempts",
         "decided_at",
-        "last",
     )
 
     def __init__(
@@ -41,10 +41,10 @@ class RoutedRequest:
     ) -> None:
         """`adapter`, `only`, `within` and `session` as in `Constraints`; `headers` are added to the reply, with
         `explained` the decision."""
-        self.last: Choice | None = None
-        """The latest pick; its terms say what was expected of the worker."""
         self.assignment: PoolAssignment | None = None
-        """The latest pick's booking."""
+        """The latest attempt's."""
+        self.attempts = 0
+        """Workers that were assigned."""
         self.decided_at: float | None = None
         """When the first pick was made, by the router's clock."""
         self._router = router
@@ -60,14 +60,14 @@ class RoutedRequest:
         choice = router.choose(self._prompt, exclude, constraints)
         if choice is None:
             return None
-        if self.last is not None:
+        if self.attempts:
             if not router.state.retry_budget.take(choice.chosen_at):
                 router.metrics.refused_retries.labels(router.config.name).inc()
                 return None
             router.metrics.retries.labels(router.config.name).inc()
-        self.last = choice
-        if self.decided_at is None:
+        else:
             self.decided_at = choice.chosen_at
+        self.attempts += 1
         if constraints.session:
             router.session_routed(constraints.session, choice)
         headers = self._headers
@@ -81,19 +81,20 @@ class PoolAssignment:
     """One attempt's booking. Implements `Assignment`; `worker_id` is the target's uid."""
 
     __slots__ = (
-        "_answered",
         "_booking",
-        "_choice",
-        "_first_byte_seconds",
         "_headers",
         "_prediction",
         "_prompt",
         "_rate",
         "_router",
         "_streamed",
+        "choice",
+        "first_byte_seconds",
         "host",
         "matched_tokens",
         "port",
+        "request_headers",
+        "terms",
         "worker_id",
     )
 
@@ -104,69 +105,56 @@ class PoolAssignment:
         prompt: Prompt | None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
-        target = choice.worker.target
+        worker = choice.worker
+        target = worker.target
         self.worker_id = target.uid
         self.host = target.host
         self.port = target.port
-        self.matched_tokens = choice.terms.matched_tokens
+        self.request_headers = worker.rank_headers
+        self.choice = choice
+        self.terms = terms = choice.terms
+        """What was expected of the worker."""
+        self.matched_tokens = terms.matched_tokens
+        self.first_byte_seconds: float | None = None
+        """From the pick to the first byte; None where none came."""
         self._router = router
-        self._choice = choice
         self._prompt = prompt
         self._headers = headers
-        self._rate = router.state.rates.rate(self.worker_id)
+        self._rate = router.state.rates.learned.get(self.worker_id)
         self._booking, self._prediction = router.book(choice, prompt)
-        self._answered = False
         self._streamed = False
-        self._first_byte_seconds = 0.0
-
-    @property
-    def request_headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        return self._choice.worker.rank_headers
 
     @property
     def reply_headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        return (
-            self._choice.worker.header,
-            (b"x-warmroute-matched-tokens", b"%d" % self.matched_tokens),
-            *self._headers,
-        )
-
-    @property
-    def booked_at(self) -> float:
-        """When the pick was made, by the router's clock."""
-        return self._choice.chosen_at
+        matched = (b"x-warmroute-matched-tokens", b"%d" % self.matched_tokens)
+        return (self.choice.worker.header, matched, *self._headers)
 
     @property
     def estimated_seconds(self) -> float | None:
         """From the pick to the first byte, as was to be expected then; None where the worker's rate was not learned."""
-        return first_byte_seconds(self._rate, self._choice.terms, 0 if self._prompt is None else self._prompt.tokens)
-
-    @property
-    def first_byte_seconds(self) -> float | None:
-        """From the pick to the first byte; None where none came."""
-        return self._first_byte_seconds if self._answered else None
+        return first_byte_seconds(self._rate, self.terms, 0 if self._prompt is None else self._prompt.tokens)
 
     def first_byte(self, *, streamed: bool = True) -> None:
-        self._answered, self._streamed = True, streamed
         self._booking.first_byte()
         state, now = self._router.state, self._router.clock()
-        self._first_byte_seconds = now - self._choice.chosen_at
+        self._streamed, self.first_byte_seconds = streamed, now - self.choice.chosen_at
         if self._prediction is not None:
             state.predictions.first_byte(self._prediction, now)
         if self._prompt is not None:
-            state.computed(self._choice.worker, self._prompt)
+            state.computed(self.choice.worker, self._prompt)
 
     def close(self, outcome: Outcome) -> None:
         self._booking.close()
-        router, worker = self._router, self._choice.worker
+        router, worker, seconds = self._router, self.choice.worker, self.first_byte_seconds
         state, workers = router.state, router.census.workers
-        if self._prediction is not None and not (self._answered and outcome is Outcome.COMPLETED):
+        completed = seconds is not None and outcome is Outcome.COMPLETED
+        if self._prediction is not None and not completed:
             state.predictions.withdraw(self._prediction)
-        if self._streamed and outcome is Outcome.COMPLETED and self._prompt is not None:
-            terms = self._choice.terms
+        if seconds is not None and completed and self._streamed and self._prompt is not None:
+            terms = self.terms
             state.rates.observe(
                 self.worker_id,
-                self._first_byte_seconds,
+                seconds,
                 pending=terms.pending_tokens,
                 uncached=terms.uncached_tokens,
                 cached=self._prompt.tokens - terms.uncached_tokens,

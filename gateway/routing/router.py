@@ -38,14 +38,12 @@ class Choice:
 
     worker: Worker
     decision: Decision
+    terms: Terms
+    """The winner's."""
     confirmed_blocks: int
     """Leading index blocks of the prompt that the worker holds without what is predicted."""
     chosen_at: float
     """By the router's clock."""
-
-    @property
-    def terms(self) -> Terms:
-        return self.decision.terms[self.decision.winner]
 
 
 @dataclass(slots=True)
@@ -58,6 +56,8 @@ class Trace:
     """Without what is predicted."""
     filtered: dict[str, str] = field(default_factory=dict)
     """Why each other worker, by uid, is no candidate."""
+    random: Random = field(default_factory=Random)
+    """Draws in place of the router's, whose later picks must not change because somebody asks."""
 
 
 class PoolRouter:
@@ -97,24 +97,15 @@ class PoolRouter:
         prompt: Prompt | None,
         exclude: AbstractSet[str] = NOBODY,
         constraints: Constraints = NO_CONSTRAINTS,
-    ) -> Choice | None:
-        """The policy's pick among the candidates that are not excluded (by uid); None when there is none. Books and
-        counts nothing."""
-        return self.decide(prompt, exclude, constraints, self.sequence, self.random)
-
-    def decide(
-        self,
-        prompt: Prompt | None,
-        exclude: AbstractSet[str],
-        constraints: Constraints,
-        sequence: int,
-        random: Random,
         trace: Trace | None = None,
     ) -> Choice | None:
-        """As `choose`, for the request with number `sequence`; `trace` is filled in."""
+        """The policy's pick among the candidates that are not excluded (by uid); None when there is none. Books and
+        counts nothing. With `trace`, which is filled in, it is the pick of a request to come."""
         census, state = self.census.current(), self.state
         now, session = self.clock(), constraints.session
-        filtered = None if trace is None else trace.filtered
+        sequence, random, filtered = self.sequence, self.random, None
+        if trace is not None:
+            sequence, random, filtered = sequence + 1, trace.random, trace.filtered
         workers = candidates(census.workers, state.index.late, exclude, constraints, now, random, filtered)
         if not workers:
             return None
@@ -128,7 +119,7 @@ class PoolRouter:
         if trace is not None:
             trace.candidates, trace.facts, trace.matches = workers, facts, matches
         winner = decision.winner
-        return Choice(workers[winner], decision, matches[winner].blocks, now)
+        return Choice(workers[winner], decision, decision.terms[winner], matches[winner].blocks, now)
 
     def book(self, choice: Choice, prompt: Prompt | None) -> tuple[Booking, Prediction | None]:
         """Book the pick, and expect the prompt's blocks on it, unless all of them are known there already."""

@@ -129,9 +129,10 @@ class PoolState:
     def predicted(self, keys: Sequence[int]) -> dict[str, int]:
         """Leading blocks that this gateway or another expects on workers."""
         depths = self.predictions.match(keys)
-        for uid, depth in self.peers.predicted.match(keys).items():
-            if depth > depths.get(uid, 0):
-                depths[uid] = depth
+        if self.peers.predicted.keys:
+            for uid, depth in self.peers.predicted.match(keys).items():
+                if depth > depths.get(uid, 0):
+                    depths[uid] = depth
         return depths
 
     def computed(self, worker: Worker, prompt: Prompt) -> None:

@@ -17,13 +17,14 @@ import uvloop
 
 from gateway.http.connection import NO_SHAPES
 from gateway.http.errors import ErrorShape, RequestError
+from gateway.http.exchange import Exchange
 from gateway.http.message import Request
 from gateway.http.outcome import Outcome
 from gateway.http.reply import Reply
 from gateway.http.server import Handler, Server
 from gateway.http.upstream import UpstreamPool
 from gateway.http.upstream_security import UpstreamSecurity
-from gateway.requests.relay import RelayResult, relay
+from gateway.requests.relay import last_outcome, relay
 from tests.support import eventually
 from warmroute.config.gateway import GatewayConfig
 
@@ -268,13 +269,48 @@ def config(**fields: Any) -> GatewayConfig:
 
 
 @dataclass
+class Relayed:
+    """What became of a relayed request."""
+
+    request: Request
+    reply: Reply
+    exchange: Exchange | None
+    """The last attempt."""
+    given: list[CountedAssignment]
+
+    @property
+    def status(self) -> int:
+        return self.reply.final_status
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return last_outcome(self.reply, self.exchange)
+
+    @property
+    def worker_id(self) -> str | None:
+        return self.given[-1].worker_id if self.given else None
+
+    @property
+    def attempts(self) -> int:
+        return len(self.given)
+
+    @property
+    def tail(self) -> bytes:
+        return b"" if self.exchange is None else self.exchange.tail
+
+    @property
+    def first_byte_at(self) -> float | None:
+        return None if self.exchange is None else self.exchange.first_byte_at
+
+
+@dataclass
 class Gateway:
     server: Server
     assigner: CountingAssigner
     upstreams: UpstreamPool
-    results: list[RelayResult] = field(default_factory=list)
+    results: list[Relayed] = field(default_factory=list)
 
-    async def result(self) -> RelayResult:
+    async def result(self) -> Relayed:
         """The only result, once it is there."""
         await eventually(lambda: self.results, within=WITHIN)
         assert len(self.results) == 1
@@ -357,7 +393,9 @@ async def gateway(*ports: int, security: UpstreamSecurity | None = None, **field
         elif request.path == "/teapot":
             reply.send_error(RequestError(418, "a teapot"))
         else:
-            this.results.append(await relay(request, request.body, reply, assigner, upstreams))
+            before = len(assigner.given)
+            exchange = await relay(request, request.body, reply, assigner, upstreams)
+            this.results.append(Relayed(request, reply, exchange, assigner.given[before:]))
 
     server = Server(handle, settings, tick_seconds=TICK_SECONDS)
     this = Gateway(server, assigner, upstreams)

@@ -56,7 +56,7 @@ def test_bytes_come_as_they_were_when_split_at_every_byte(stream: bytes, ends_wi
             answer = await gate.ask(request())
             assert answer.body == stream
             result = await gate.result()
-            assert (result.outcome, result.tail, result.event_stream) == (Outcome.COMPLETED, stream, True)
+            assert (result.outcome, result.tail, result.exchange.event_stream) == (Outcome.COMPLETED, stream, True)
 
     run(main())
 

@@ -125,6 +125,6 @@ def test_how_much_of_a_reply_came_before_it_broke_off_is_known(reply: bytes, tok
                 while await asyncio.wait_for(user.reader.read(65_536), WITHIN):
                     pass
             result = await gate.result()
-            assert (result.outcome, result.reply_tokens) == (Outcome.BROKEN, tokens)
+            assert (result.outcome, result.exchange.reply_tokens) == (Outcome.BROKEN, tokens)
 
     run(main())

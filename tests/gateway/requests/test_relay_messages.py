@@ -8,11 +8,11 @@ import gzip
 import pytest
 
 from gateway.http.outcome import Outcome
-from gateway.requests.relay import RelayResult
 from tests.gateway.http.support import (
     LAST_CHUNK,
     SSE_HEAD,
     Link,
+    Relayed,
     chunk,
     gateway,
     plain,
@@ -118,7 +118,11 @@ def test_what_the_client_gets() -> None:
                 (b"x-warmroute-worker", b"w0"),
             ]
             result = await gate.result()
-            assert (result.tail, result.content_encoding, result.event_stream) == (packed, b"gzip", False)
+            assert (result.tail, result.exchange.content_encoding, result.exchange.event_stream) == (
+                packed,
+                b"gzip",
+                False,
+            )
 
     run(main())
 
@@ -199,9 +203,9 @@ def test_the_result_of_a_relayed_reply() -> None:
         async with worker(replying(plain(body))) as engine, gateway(engine.port) as gate:
             assert (await gate.ask(request())).body == body
             result = await gate.result()
-            assert isinstance(result, RelayResult)
+            assert isinstance(result, Relayed)
             assert result.tail == body[-8192:]
             assert result.first_byte_at is not None
-            assert result.first_byte_at >= result.started_at
+            assert result.first_byte_at >= result.request.arrived_at
 
     run(main())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import orjson
@@ -162,7 +161,7 @@ def test_a_slow_start_takes_part_in_some_draws() -> None:
 def test_excluded_workers_are_named_too() -> None:
     pool = Pool()
     trace = Trace()
-    pool.router.decide(None, frozenset({"a"}), NO_CONSTRAINTS, 1, Random(), trace)
+    pool.router.choose(None, frozenset({"a"}), NO_CONSTRAINTS, trace)
     assert trace.filtered == {"a": "excluded"}
 
 
