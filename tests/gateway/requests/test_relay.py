@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -20,6 +21,8 @@ from tests.gateway.http.support import (
     run,
     worker,
 )
+from tests.gateway.requests.support import CHAT, as_json
+from tests.gateway.support import Gate, gate
 
 
 def error_of(message: Message) -> dict[str, str | None]:
@@ -230,3 +233,49 @@ def test_other_errors_of_a_worker_pass_through_without_another_attempt(status: i
             assert (result.status, result.outcome, result.attempts) == (status, outcome, 1)
 
     run(main())
+
+
+async def failing(gateway: Gate, times: int) -> list[int]:
+    return [(await gateway.ask("POST", "/v1/chat/completions", CHAT)).status for _ in range(times)]
+
+
+def test_a_worker_that_cannot_be_reached_costs_no_request() -> None:
+    async def scenario() -> None:
+        listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        listener.close()
+        async with worker(replying(as_json(b"{}"))) as engine, gate(port, engine.port) as gateway:
+            assert set(await failing(gateway, 20)) == {200}
+            assert gateway.count("retries_total", pool="p") >= 1
+            assert gateway.idle()
+
+    run(scenario())
+
+
+def test_an_exhausted_budget_answers_with_the_first_failure() -> None:
+    async def scenario() -> None:
+        refusing = replying(as_json(b'{"error":{}}', b"503 Service Unavailable"))
+        async with worker(refusing) as one, worker(refusing) as two:
+            async with gate(one.port, two.port, retry_ratio=0, retries_per_second=0) as gateway:
+                assert await failing(gateway, 4) == [503] * 4
+                assert len(one.requests) + len(two.requests) == 4
+                assert gateway.count("refused_retries_total", pool="p") == 4
+            async with gate(one.port, two.port) as gateway:
+                assert await failing(gateway, 1) == [503]
+                assert len(one.requests) + len(two.requests) == 4 + 2
+
+    run(scenario())
+
+
+def test_ten_refusals_eject_nobody() -> None:
+    async def scenario() -> None:
+        async with (
+            worker(replying(as_json(b'{"error":{}}', b"400 Bad Request"))) as engine,
+            gate(engine.port, 1, 2) as gateway,
+        ):
+            for name in ("w1", "w2"):
+                gateway.pool.router.census.workers.get(name).checked(0, healthy=False, refused=True)
+            assert await failing(gateway, 10) == [400] * 10
+            assert gateway.pool.router.census.workers.get("w0").ejections == 0
+
+    run(scenario())

@@ -170,3 +170,38 @@ def test_a_field_of_responses_means_nothing_on_other_paths(tmp_path: Path) -> No
             assert (await gateway.ask("POST", "/v1/chat/completions", body, bearer("a"))).status == 200
 
     run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stored_responses_reach_the_worker_that_has_them(stream: bool) -> None:
+    async def scenario() -> None:
+        async with worker(storing("a")) as one, worker(storing("b")) as two, worker(storing("c")) as three:
+            async with gate(one.port, two.port, three.port, several=False) as gateway:
+                body = {"model": "m", "input": "x", **({"stream": True} if stream else {})}
+                first = await gateway.ask("POST", "/v1/responses", body)
+                where = first.header(b"x-warmroute-worker")
+                found = b"resp_" + {b"w0": b"a", b"w1": b"b", b"w2": b"c"}[where]
+                for _ in range(10):
+                    path = f"/v1/responses/{found.decode()}"
+                    for method, suffix in (
+                        ("GET", ""),
+                        ("GET", "?stream=true"),
+                        ("POST", "/cancel"),
+                        ("GET", "/input_items"),
+                    ):
+                        answer = await gateway.ask(method, path + suffix)
+                        assert (answer.status, answer.header(b"x-warmroute-worker")) == (200, where)
+                    more = {"model": "m", "input": "y", "previous_response_id": found.decode()}
+                    answer = await gateway.ask("POST", "/v1/responses", more)
+                    assert answer.header(b"x-warmroute-worker") == where
+                assert (await gateway.ask("DELETE", f"/v1/responses/{found.decode()}")).status == 200
+                others = {
+                    (await gateway.ask("GET", f"/v1/responses/{found.decode()}")).header(b"x-warmroute-worker")
+                    for _ in range(40)
+                }
+                assert len(others) == 3  # forgotten, so by load
+                assert gateway.idle()
+            async with gate(one.port) as gateway:
+                assert (await gateway.ask("GET", "/v1/responses/resp_unknown")).status == 404
+
+    run(scenario())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.prompts.keyer import PromptKeyer
+from indexer.keys import chain, root
 from tests.gateway.http.support import plain, replying, run, worker
+from tests.gateway.requests.support import as_json
 from tests.gateway.support import gate
 from worker.model_cache import ensure_model
 
@@ -57,5 +59,27 @@ def test_what_is_not_keyed_goes_by_load_and_is_counted(keyer: PromptKeyer, path:
             answer = await gateway.ask("POST", path, {"model": "m", **body})
             assert answer.status == 200
             assert gateway.count("load_only_total", pool="p", reason=reason) == 1
+
+    run(scenario())
+
+
+def test_an_adapters_prompts_meet_its_own_blocks(keyer: PromptKeyer) -> None:
+    async def scenario() -> None:
+        async with (
+            worker(replying(as_json(b"{}"))) as one,
+            worker(replying(as_json(b"{}"))) as two,
+            gate(one.port, two.port, keyer=keyer, aliases={"public": "lora"}, several=False) as gateway,
+        ):
+            text = "word " * 300
+            seed = root(gateway.pool.fingerprint, adapter="lora", salt="s")
+            keys = chain(keyer.tokenizer.encode(text, add_special_tokens=True), seed, block_tokens=64)
+            gateway.pool.hold("w1", keys)
+            for model, matches in (("public", True), ("m", False)):
+                body = {"model": model, "prompt": text, "cache_salt": "s"}
+                answer = await gateway.ask("POST", "/v1/completions", body)
+                matched = int(answer.header(b"x-warmroute-matched-tokens") or 0)
+                assert (matched > 200) is matches
+                if matches:
+                    assert answer.header(b"x-warmroute-worker") == b"w1"
 
     run(scenario())
