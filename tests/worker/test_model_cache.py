@@ -1,4 +1,4 @@
-"""The cache of the built-in model, with a small model in the package's place; the real one in `test_smollm2.py`."""
+"""The cache of the built-in model, with a small model in its place; the real one in `test_engine_smollm2.py`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from gateway.engines.base import HINTS
 from gateway.requests.paths import POST_ROUTES
 from warmroute.config.gateway import GatewayConfig
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "gateway.md").read_text()
 NAMED = {name.removeprefix("POST ") for name in re.findall(r"`([^`\n]+)`", PAGE)}
 
