@@ -145,7 +145,7 @@ def read_iteration_stats(text: str) -> Scrape:
     load = EngineLoad(
         running_requests=count(stats.get("numActiveRequests")),
         waiting_requests=count(stats.get("numQueuedRequests")),
-        kv_cache_usage=used / most if most else 0.0,
+        kv_cache_usage=min(1.0, used / most) if most else 0.0,
     )
     return Scrape({0: load})
 
