@@ -20,6 +20,7 @@ FOLDERS = {
 FILES = {
     "test_layers.py": "imports of the whole product",
     "test_mirror.py": "the tests' own places",
+    "test_private_reads.py": "what the tests know of insides",
     "warmroute/redis/test_redis_py.py": "the library: why some of it is not used",
 }
 

@@ -158,16 +158,6 @@ class PromptTokenizer:
         """The engine in use: "tokenizers" (the reference), "tiktoken" or "quicktok"."""
         return self._loaded.encoder.name
 
-    @property
-    def segmented(self) -> bool:
-        """Whether segments are tokenised one by one and remembered; proven on probes at load."""
-        return self._loaded.special is not None
-
-    @property
-    def memo_size(self) -> int:
-        """Bytes that both memos take, about: at most twice `memo_bytes`."""
-        return self._segments.size + (0 if self._prefixes is None else self._prefixes.size)
-
     def prepare(self, text: str, *, add_special_tokens: bool = False) -> PreparedText:
         """Cut a text and look it up; nothing is tokenised yet.
 

@@ -22,11 +22,6 @@ class InflightGate:
         self._held = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the messages that are inside."""
-        return self._held
-
     @asynccontextmanager
     async def hold(self, size: int) -> AsyncIterator[None]:
         """Be inside with a message of so many bytes. One that is larger than the limit goes in alone."""

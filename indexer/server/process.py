@@ -89,4 +89,5 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig, grpc_config: G
 
 def _readiness(service: IndexService) -> tuple[bool, dict[str, object]]:
     ledger = "up" if service.ledger_up else f"out of reach: {service.trouble}" if service.trouble else "out of reach"
-    return service.ledger_up and not service.draining, {"draining": service.draining, "ledger": ledger}
+    ready = service.ledger_up and not service.draining
+    return ready, {"draining": service.draining, "streams": service.streams, "ledger": ledger}

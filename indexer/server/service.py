@@ -92,7 +92,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         # Nothing waits from here until the session is counted: streams that come at once must not all pass.
         if self.draining:
             await self._refuse(context, grpc.StatusCode.UNAVAILABLE, "this indexer is ending; connect to another")
-        if len(self._sessions) >= self._config.max_streams:
+        if self.streams >= self._config.max_streams:
             await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "this indexer has all the streams it takes")
         session: Session | None = None
         try:
@@ -144,6 +144,11 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             return False
         return time.monotonic() - max(self._down_since, session.started_at) > session.patience
 
+    @property
+    def streams(self) -> int:
+        """Open streams of workers, with those that have not said Hello yet."""
+        return len(self._sessions)
+
     async def drain(self) -> None:
         """Take no new streams and send the workers elsewhere; returns when all have left, or after `drain_seconds`."""
         self.draining = True
@@ -153,7 +158,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                     self._session_ended.clear()
                     await self._session_ended.wait()
         if self._sessions:
-            logger.warning("%d workers have not left in time; they lose their streams", len(self._sessions))
+            logger.warning("%d workers have not left in time; they lose their streams", self.streams)
 
     def _ledger(self, pool: str, worker_id: str) -> Ledger:
         try:

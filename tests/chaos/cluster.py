@@ -145,7 +145,7 @@ class Cluster:
     def cut(self) -> None:
         """End about half of the streams."""
         for index in self.indexers:
-            for session in list(index.service._sessions):
+            for session in list(index.sessions):
                 if self.random.random() < 0.5:
                     session.kick("cut by the test")
 

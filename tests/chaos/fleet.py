@@ -40,7 +40,7 @@ class Engine:
         self.port = port
         self._random = draw
         self._server: asyncio.Server | None = None
-        self._links: dict[Link, asyncio.Task[None]] = {}
+        self.links: dict[Link, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
@@ -48,8 +48,8 @@ class Engine:
     async def kill(self) -> None:
         """Whatever fails of it, the rest is done."""
         async with AsyncExitStack() as ending:
-            ending.push_async_callback(asyncio.gather, *self._links.values(), return_exceptions=True)
-            for link, task in self._links.items():
+            ending.push_async_callback(asyncio.gather, *self.links.values(), return_exceptions=True)
+            for link, task in self.links.items():
                 ending.callback(task.cancel)
                 ending.callback(link.die)
             if self._server is not None:
@@ -59,12 +59,12 @@ class Engine:
     @property
     def is_open(self) -> bool:
         """Whether it listens or has a connection."""
-        return self._server is not None or bool(self._links)
+        return self._server is not None or bool(self.links)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(reader, writer, [])
-        task = self._links[link] = asyncio.get_running_loop().create_task(self._serve(link))
-        task.add_done_callback(lambda _: self._links.pop(link))
+        task = self.links[link] = asyncio.get_running_loop().create_task(self._serve(link))
+        task.add_done_callback(lambda _: self.links.pop(link))
 
     async def _serve(self, link: Link) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError, TimeoutError):

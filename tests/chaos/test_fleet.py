@@ -58,9 +58,9 @@ def test_a_link_that_cannot_be_reset_keeps_no_other_open(monkeypatch: pytest.Mon
         engine = Engine(free_ports(1)[0], random.Random(1))
         await engine.start()
         clients = [asyncio.ensure_future(ask(engine.port)) for _ in range(8)]
-        while len(engine._links) < len(clients):
+        while len(engine.links) < len(clients):
             await asyncio.sleep(0)
-        broken = next(iter(engine._links))
+        broken = next(iter(engine.links))
 
         def die(link: Link) -> None:
             usual(link)

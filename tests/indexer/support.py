@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from indexer.server.ledger import Ledger
 from indexer.server.metrics import IndexerMetrics
 from indexer.server.process import server_options
 from indexer.server.service import IndexService
+from indexer.server.session import Session
 from tests.support import redis_client
 from warmroute.config.grpc import GrpcConfig
 from warmroute.config.indexer import IndexerConfig
@@ -28,6 +30,7 @@ from warmroute.v1 import index_pb2 as pb
 from warmroute.v1 import index_pb2_grpc
 from worker.events import BlockRemoved, BlockStored, CacheCleared, EngineLoad
 from worker.metrics import WorkerMetrics
+from worker.publish.index_blocks import Changes
 from worker.publish.publisher import Identity, Publisher
 
 POOL = "a pool/with: {odd} @characters"
@@ -44,16 +47,50 @@ def ledger(redis: Client) -> Ledger:
     return Ledger(redis, PART, IndexerMetrics(CollectorRegistry()), log_entries=1000)
 
 
+def counted(registry: CollectorRegistry, name: str, **labels: str) -> float:
+    """The value of a counter that is declared there, without its `_total`."""
+    assert name in {family.name for family in registry.collect()}
+    return registry.get_sample_value(f"{name}_total", labels) or 0.0
+
+
 @dataclass
 class Indexer:
     service: IndexService
     server: grpc.aio.Server
     port: int
     registry: CollectorRegistry
+    redis: Client
+    """Its only one: of writes and heartbeats."""
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    def count(self, name: str, **labels: str) -> float:
+        return counted(self.registry, f"warmroute_indexer_{name}", **labels)
+
+    @property
+    def sessions(self) -> set[Session]:
+        """For faults that are put into a stream."""
+        return self.service._sessions
+
+    def loads(self) -> dict[tuple[str, str], pb.Load]:
+        """What a gateway that comes now is told, by pool and worker."""
+        with self.service.loads.subscribe(frozenset()) as told:
+            return {
+                (each.pool, each.worker_id): each.load for each in self.service.loads.take(told, time.monotonic()).loads
+            }
+
+    async def next_load(self, worker_id: str, *, within: float = 1.0) -> None:
+        """Wait until gateways are told of the worker's next report."""
+        loads = self.service.loads
+        with loads.subscribe(frozenset({POOL})) as told:
+            loads.take(told, time.monotonic())
+            async with asyncio.timeout(within):
+                while True:
+                    await told.wake.wait()
+                    if worker_id in {each.worker_id for each in loads.take(told, time.monotonic()).loads}:
+                        return
 
 
 @asynccontextmanager
@@ -85,15 +122,17 @@ async def indexer(
         await server.start()
         try:
             async with running(service.run(), service.files.run()):
-                yield Indexer(service, server, bound, registry)
+                yield Indexer(service, server, bound, registry, redis)
         finally:
             await server.stop(0)
 
 
 @asynccontextmanager
-async def follower(redis_url: str, pool: str = POOL) -> AsyncIterator[PoolIndex]:
+async def follower(
+    redis_url: str, pool: str = POOL, *, registry: CollectorRegistry | None = None
+) -> AsyncIterator[PoolIndex]:
     async with redis_client(redis_url) as redis:
-        index = PoolIndex(redis, pool, MirrorMetrics(CollectorRegistry()))
+        index = PoolIndex(redis, pool, MirrorMetrics(registry or CollectorRegistry()))
         async with running(index.run()):
             yield index
 
@@ -118,7 +157,20 @@ class Engine:
     """An engine without a model: a cache of whole 64-token index blocks, told apart by a number."""
 
     publisher: Publisher
-    load: EngineLoad = field(default_factory=EngineLoad)
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+
+    def count(self, name: str) -> float:
+        return counted(self.registry, f"warmroute_worker_{name}")
+
+    def reconnects(self) -> dict[str, float]:
+        """How its streams ended: reason -> how often."""
+        samples = [sample for family in self.registry.collect() for sample in family.samples]
+        name = "warmroute_worker_reconnects_total"
+        return {sample.labels["reason"]: sample.value for sample in samples if sample.name == name}
+
+    def hold(self, keys: Iterable[int]) -> None:
+        """Hold these keys, of no block."""
+        self.publisher.state.apply("device", Changes(added=set(keys)), time.monotonic())
 
     def store(self, *path: int) -> None:
         """Store the last index block of a path such as (1, 2, 3), whose ancestors are stored."""
@@ -148,16 +200,18 @@ def tokens(number: int) -> list[int]:
     return [number] * 64
 
 
-def engine(address: str, worker_id: str, *, grpc_config: GrpcConfig | None = None, **changes) -> Engine:
-    loads = EngineLoad()
-    publisher = Publisher(
-        address,
-        identity(worker_id, **changes),
-        lambda: loads,
-        WorkerMetrics(CollectorRegistry()),
-        ClientSecurity(grpc_config or GrpcConfig()),
-    )
-    return Engine(publisher, loads)
+def engine(
+    address: str,
+    worker_id: str,
+    *,
+    grpc_config: GrpcConfig | None = None,
+    load: Callable[[], EngineLoad] = EngineLoad,
+    **changes,
+) -> Engine:
+    registry = CollectorRegistry()
+    security = ClientSecurity(grpc_config or GrpcConfig())
+    publisher = Publisher(address, identity(worker_id, **changes), load, WorkerMetrics(registry), security)
+    return Engine(publisher, registry)
 
 
 def in_step(follower: PoolIndex, *engines: Engine) -> bool:

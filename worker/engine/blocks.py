@@ -123,11 +123,6 @@ class BlockPool:
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._cached
 
-    @property
-    def cached_hashes(self) -> frozenset[bytes]:
-        """The hashes that a new request could hit."""
-        return frozenset(self._cached)
-
     def match(self, block_hashes: Iterable[bytes]) -> list[Block]:
         """The blocks of the longest cached run from the first hash on. Takes no reference: `touch` what you keep."""
         matched: list[Block] = []

@@ -26,9 +26,8 @@ def test_reports_arrive_change_and_go(redis_url: str) -> None:
     async def scenario() -> None:
         async with indexer(redis_url) as index:
             reports, registry = reports_from(index.address)
-            worker = engine(index.address, "w")
             loads = [EngineLoad(1, 2, 300, 0.5)]
-            worker.publisher._load = lambda: loads[0]
+            worker = engine(index.address, "w", load=lambda: loads[0])
             async with running(reports.run()):
                 async with running(worker.publisher.run()):
                     report = await eventually(lambda: reports.get(POOL, "w", time.monotonic()))
@@ -66,7 +65,7 @@ def test_a_worker_that_is_handed_over_keeps_its_report(redis_url: str) -> None:
             worker = engine(f"{one.address},{two.address}", "w")
             async with running(reports.run(), worker.publisher.run()):
                 await eventually(lambda: reports.get(POOL, "w", time.monotonic()))
-                first, second = (one, two) if one.service._sessions else (two, one)
+                first, second = (one, two) if one.service.streams else (two, one)
                 missed: list[float] = []
 
                 def moved() -> bool:
@@ -78,7 +77,7 @@ def test_a_worker_that_is_handed_over_keeps_its_report(redis_url: str) -> None:
                 async with running(first.service.drain()):
                     await eventually(moved)
                 assert not missed
-                assert not first.service._sessions
+                assert not first.service.streams
 
     asyncio.run(scenario())
 

@@ -26,15 +26,20 @@ async def size(request: Request, reply: Reply) -> None:
     reply.send(200, (), b"%d" % len(request.body))
 
 
+def uploading(server: Server) -> int:
+    """Bytes of bodies that are still arriving."""
+    return server._uploads.bytes
+
+
 @asynccontextmanager
 async def filled() -> AsyncIterator[tuple[Server, Client]]:
     """A server with one upload of PART bytes so far, and its client."""
     async with serving(size, uploads_limit_bytes=LIMIT, body_limit_bytes=LIMIT) as server:
         async with client(server.port) as first:
             first.send(HEAD + bytes(PART))
-            await eventually(lambda: server._uploads.bytes == PART)
+            await eventually(lambda: uploading(server) == PART)
             yield server, first
-        await eventually(lambda: server._uploads.bytes == 0)
+        await eventually(lambda: uploading(server) == 0)
 
 
 def chunked(size: int) -> bytes:
@@ -49,9 +54,9 @@ def test_an_upload_beyond_the_total_gets_503_and_the_others_go_on(upload: bytes)
             refused = await second.answer()
             assert (refused.status, json.loads(refused.body)["error"]["code"]) == (503, "overloaded")
             assert await second.at_end()
-            assert server._uploads.bytes == PART
+            assert uploading(server) == PART
             assert (await first.ask(bytes(LIMIT - PART))).body == b"%d" % LIMIT
-            assert server._uploads.bytes == 0
+            assert uploading(server) == 0
 
     run(main())
 
@@ -61,9 +66,9 @@ def test_uploads_that_ended_count_no_longer() -> None:
         async with filled() as (server, first):
             async with client(server.port) as second:
                 second.send(HEAD + bytes(LIMIT - PART))
-                await eventually(lambda: server._uploads.bytes == LIMIT)
+                await eventually(lambda: uploading(server) == LIMIT)
                 second.leave()
-            await eventually(lambda: server._uploads.bytes == PART)
+            await eventually(lambda: uploading(server) == PART)
             async with client(server.port) as third:
                 for _ in range(3):  # whole ones, one after another
                     answer = await third.ask(request(body=bytes(LIMIT - PART)))
@@ -86,7 +91,7 @@ def test_an_upload_beyond_the_total_behind_a_request_in_progress_ends_its_connec
         limits = {"uploads_limit_bytes": LIMIT, "body_limit_bytes": LIMIT}
         async with serving(handler, **limits) as server, client(server.port) as first, client(server.port) as second:
             first.send(HEAD + bytes(PART))
-            await eventually(lambda: server._uploads.bytes == PART)
+            await eventually(lambda: uploading(server) == PART)
             second.send(request("GET", "/", b""))
             await asyncio.wait_for(running.wait(), WITHIN)
             second.send(HEAD + bytes(PART))

@@ -17,6 +17,7 @@ from gateway.prompts.body import BodyKind, Unkeyed, parse_body
 from gateway.prompts.byte_level import byte_characters
 from gateway.prompts.keyer import KeySpace, PromptKeyer
 from gateway.prompts.tokenizer import (
+    ENTRY_BYTES,
     LEAST_INLINE_CHARACTERS,
     MOST_INLINE_CHARACTERS,
     PromptTokenizer,
@@ -77,7 +78,7 @@ def test_any_conversation_has_the_keys_of_the_whole(model: Model, start: str, tu
 
 
 def test_a_second_turn_tokenises_only_what_is_new(tokenizer: PromptTokenizer) -> None:
-    assert tokenizer.segmented
+    assert len(tokenizer.segments("a<|im_start|>b")) == 3
     first = "<|im_start|>user\nA question that was asked before<|im_end|>\n"
     tokenizer.encode(first)
     assert tokenizer.new_characters(first) == 0
@@ -95,11 +96,20 @@ def test_a_second_turn_looks_up_only_what_is_new(smollm2: Path) -> None:
 def test_the_memos_stay_within_their_bytes(smollm2: Path) -> None:
     limit = 20_000
     tokenizer = PromptTokenizer((smollm2 / "tokenizer.json").read_bytes(), memo_bytes=limit)
+    taken: dict[str, int] = {}
+
+    def remembered() -> int:
+        """Bytes of the texts that need not be tokenised again."""
+        return sum(size for text, size in taken.items() if tokenizer.new_characters(text) == 0)
+
     for number in range(500):
-        tokenizer.encode(f"<|im_start|>segment number {number} of many" + " and more" * 150 + "<|im_end|>")
-        assert tokenizer.memo_size <= 2 * limit
-    tokenizer.encode("x " * 20_000 + "<|im_end|>")
-    assert tokenizer.memo_size <= 2 * limit
+        text = f"<|im_start|>segment number {number} of many" + " and more" * 150 + "<|im_end|>"
+        taken[text] = ENTRY_BYTES + len(text) + len(tokenizer.encode(text))
+        if number % 25 == 0:
+            assert 0 < remembered() <= 2 * limit
+    long = "x " * 20_000 + "<|im_end|>"
+    taken[long] = ENTRY_BYTES + len(long) + len(tokenizer.encode(long))
+    assert 0 < remembered() <= 2 * limit
     assert tokenizer.new_characters("<|im_start|>segment number 499 of many" + " and more" * 150) == 0
 
 
@@ -158,7 +168,7 @@ def test_special_tokens_that_reach_beyond_themselves_switch_segments_off(smollm2
     changed = json.dumps(declared)
     tokenizer = PromptTokenizer(changed.encode())
     text = "a <|im_start|> b<|im_end|>"
-    assert not tokenizer.segmented
+    assert len(tokenizer.segments(text)) == 1
     assert tokenizer.encode(text) == token_bytes(Tokenizer.from_str(changed).encode(text, add_special_tokens=False).ids)
 
 

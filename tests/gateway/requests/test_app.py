@@ -132,22 +132,20 @@ def test_no_worker_is_503_and_counted_for_the_pool() -> None:
     run(scenario())
 
 
-def test_an_unkeyed_prompt_books_its_estimated_length(keyer: PromptKeyer) -> None:
+def test_an_unkeyed_prompt_books_its_estimated_length() -> None:
+    keyer = PromptKeyer.from_folder(ensure_model(), budget_seconds=0)
+
     async def scenario() -> None:
         async def script(link) -> None:
             await link.request()
             await asyncio.Event().wait()
 
         async with worker(script) as engine, gate(engine.port, keyer=keyer) as gateway:
-            keyer._budget_seconds, budget = 0.0, keyer._budget_seconds
-            try:
-                text = "".join(f"w{number} " for number in range(20_000))
-                ask = asyncio.ensure_future(gateway.ask("POST", "/v1/completions", {"model": "m", "prompt": text}))
-                async with asyncio.timeout(10):
-                    while gateway.idle():
-                        await asyncio.sleep(0.01)
-            finally:
-                keyer._budget_seconds = budget
+            text = "".join(f"w{number} " for number in range(20_000))
+            ask = asyncio.ensure_future(gateway.ask("POST", "/v1/completions", {"model": "m", "prompt": text}))
+            async with asyncio.timeout(10):
+                while gateway.idle():
+                    await asyncio.sleep(0.01)
             assert gateway.pool.router.state.reservations.of("w0").pending_tokens == pytest.approx(
                 len(text) / 4, rel=0.01
             )
@@ -157,7 +155,10 @@ def test_an_unkeyed_prompt_books_its_estimated_length(keyer: PromptKeyer) -> Non
                 while not gateway.idle():
                     await asyncio.sleep(0)
 
-    run(scenario())
+    try:
+        run(scenario())
+    finally:
+        keyer.close()
 
 
 def test_an_empty_prompt_matches_nothing(keyer: PromptKeyer) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -29,6 +30,11 @@ class Gateway:
         self.registry = registry
         self.task = task
 
+    @property
+    def held(self) -> dict[str, Any]:
+        """What it keeps of tenants, by their names."""
+        return self.limiter._held
+
     async def ask(self, tenant: Tenant, tokens: int = 1) -> Admission | RequestError:
         try:
             return await self.limiter.admit(tenant, tokens, time.monotonic())
@@ -44,7 +50,7 @@ class Gateway:
 
     async def die(self) -> None:
         """Without a word to Redis, as a process that is killed."""
-        self.limiter._held.clear()
+        self.held.clear()
         await self.stop()
 
     async def stop(self) -> None:
@@ -195,7 +201,7 @@ def test_what_is_not_used_goes_back_and_an_idle_tenant_is_forgotten(redis_url: s
             who = tenant(requests=6000, slots=10)
             for admission in await gateway.admitted(who, 60):
                 admission.release()
-            held = gateway.limiter._held["a"].quota
+            held = gateway.held["a"].quota
             assert held.requests is not None
             await eventually(lambda: held.requests is not None and held.requests.held == 0, what="the lease goes back")
             rows = await client.hgetall(limits_key("a"))
@@ -203,7 +209,7 @@ def test_what_is_not_used_goes_back_and_an_idle_tenant_is_forgotten(redis_url: s
             (claim,) = (value for name, value in rows.items() if name.startswith(b"c:"))
             assert claim.startswith(b"0 ")
             gateway.limiter._tick(time.monotonic() + 61)
-            assert not gateway.limiter._held
+            assert not gateway.held
             assert await client.pttl(limits_key("a")) > 0
 
     asyncio.run(scenario())
@@ -219,7 +225,7 @@ def test_without_redis_requests_go_on_by_half_the_limit_and_share_again_afterwar
                 who = tenant(requests=60)
                 for gateway in (one, two, one):
                     assert await gateway.admitted(who, 1)
-                await eventually(lambda: one.limiter._held["a"].quota.gateways == 2)
+                await eventually(lambda: one.held["a"].quota.gateways == 2)
                 getattr(process, failure)()
                 admitted = []
                 for gateway in (one, two):
@@ -237,7 +243,7 @@ def test_without_redis_requests_go_on_by_half_the_limit_and_share_again_afterwar
 
     async def lost(gateway: Gateway, who: Tenant, admitted: list[Admission]) -> bool:
         admitted.extend(await gateway.admitted(who, 1))
-        return gateway.limiter._held["a"].quota.away
+        return gateway.held["a"].quota.away
 
     asyncio.run(scenario())
 
@@ -263,12 +269,12 @@ def test_a_client_that_leaves_while_it_waits_takes_nothing(tmp_path: Path) -> No
                 who = tenant(requests=60, slots=1)
                 process.freeze()
                 leaving = asyncio.create_task(gateway.ask(who))
-                await eventually(lambda: "a" in gateway.limiter._held and gateway.limiter._held["a"].call is not None)
+                await eventually(lambda: "a" in gateway.held and gateway.held["a"].call is not None)
                 leaving.cancel()
                 await asyncio.gather(leaving, return_exceptions=True)
                 assert leaving.cancelled()
                 process.thaw()
-                held = gateway.limiter._held["a"]
+                held = gateway.held["a"]
                 await eventually(lambda: held.answered)
                 assert held.quota.in_use == 0
                 assert not held.quota._waiting
@@ -282,7 +288,7 @@ def test_a_gateway_that_ends_gives_back_what_it_had_not_used(redis_url: str) -> 
         async with gateways(redis_url, 1) as (gateway,), redis_client(redis_url) as client:
             for admission in await gateway.admitted(tenant(requests=6000, slots=100), 60):
                 admission.release()
-            requests = gateway.limiter._held["a"].quota.requests
+            requests = gateway.held["a"].quota.requests
             assert requests is not None
             assert requests.held > 0
             await gateway.stop()

@@ -19,8 +19,25 @@ from indexer.reader.pool_index import PoolIndex
 from indexer.server.ledger import Ledger, PartsMismatchError
 from indexer.server.metrics import IndexerMetrics
 from tests.chaos.cluster import RedisProcess
-from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, keys_of, ledger, run, running
+from tests.indexer.support import (
+    FACTS,
+    PART,
+    POOL,
+    counted,
+    engine,
+    follower,
+    in_step,
+    indexer,
+    keys_of,
+    ledger,
+    run,
+    running,
+)
 from tests.support import eventually, redis_client
+
+
+def boots(registry: CollectorRegistry, reason: str) -> float:
+    return counted(registry, "warmroute_mirror_boots", pool=POOL, reason=reason)
 
 
 def part_follower(redis, mirror: Mirror, **changes) -> PartFollower:
@@ -68,11 +85,12 @@ def test_a_boot_keeps_up_with_a_busy_log(redis_url: str) -> None:
                         for owner in owners:
                             await book.delta(owner, seq=seq, added={"device": [random.getrandbits(64)]}, removed={})
 
-            metrics = MirrorMetrics(CollectorRegistry())
-            mirror = BusyFollower(redis, PART, Mirror(), metrics, changed=lambda: None)
+            registry = CollectorRegistry()
+            mirror = BusyFollower(redis, PART, Mirror(), MirrorMetrics(registry), changed=lambda: None)
             async with running(mirror.run()):
                 await eventually(lambda: mirror.booted, within=60)
-                assert metrics.mirror_boots.labels(POOL, "trimmed")._value.get() == 0
+                assert boots(registry, "start") == 1
+                assert boots(registry, "trimmed") == 0
 
     run(scenario())
 
@@ -212,14 +230,14 @@ def test_a_mirror_that_was_full_is_read_anew_when_there_is_room(redis_url: str) 
             await book.snapshot_chunk(small, seq=1, chunk=0, last=True, held={"device": [1], "host": [2]})
             big, _ = await book.hello("big", 1, FACTS)
             await book.snapshot_chunk(big, seq=1, chunk=0, last=True, held={"device": range(10, 20)})
-            metrics = MirrorMetrics(CollectorRegistry())
-            index = PoolIndex(redis, POOL, metrics, new_mirror=lambda: Mirror(key_limit=5))
+            registry = CollectorRegistry()
+            index = PoolIndex(redis, POOL, MirrorMetrics(registry), new_mirror=lambda: Mirror(key_limit=5))
             async with running(index.run()):
                 await eventually(lambda: index.booted and not index.mirror.complete)
                 await book.delta(big, seq=2, added={}, removed={"device": range(10, 20)})
                 await eventually(lambda: index.mirror.match([1, 2]) == {"small": Match(2, 1)})
                 assert index.mirror.complete
-                assert metrics.mirror_boots.labels(POOL, "room")._value.get() == 1
+                assert boots(registry, "room") == 1
 
     run(scenario())
 
@@ -378,7 +396,12 @@ def test_an_entry_of_an_unknown_kind_is_passed_over() -> None:
 
 def test_garbage_in_the_log_costs_a_boot_and_no_more(redis_url: str) -> None:
     async def scenario() -> None:
-        async with indexer(redis_url) as index, follower(redis_url) as mirror, redis_client(redis_url) as redis:
+        registry = CollectorRegistry()
+        async with (
+            indexer(redis_url) as index,
+            follower(redis_url, registry=registry) as mirror,
+            redis_client(redis_url) as redis,
+        ):
             worker = engine(index.address, "w")
             async with running(worker.publisher.run()):
                 worker.store(1)
@@ -387,6 +410,6 @@ def test_garbage_in_the_log_costs_a_boot_and_no_more(redis_url: str) -> None:
                     await redis.xadd(PART.key("log"), fields)
                 worker.store(1, 2)
                 await eventually(lambda: in_step(mirror, worker) and mirror.mirror.match(keys_of(1, 2)), within=20)
-                assert mirror._metrics.mirror_boots.labels(POOL, "error")._value.get() >= 1
+                assert boots(registry, "error") >= 1
 
     run(scenario())

@@ -24,16 +24,15 @@ async def describe(address: str, **request) -> pb.DescribeResponse:
 def test_a_worker_is_described_with_facts_sizes_and_load(redis_url: str) -> None:
     async def scenario() -> None:
         async with indexer(redis_url) as index:
-            worker = engine(index.address, "w", capacity_keys=77)
-            worker.publisher._load = lambda: EngineLoad(1, 2, 3, 0.5)
+            worker = engine(index.address, "w", capacity_keys=77, load=lambda: EngineLoad(1, 2, 3, 0.5))
             worker.store(1)
             worker.store(2)
             async with running(worker.publisher.run()):
-                await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
+                await eventually(lambda: worker.count("snapshots"))
                 worker.remove(2)
                 worker.store(3)
                 worker.store(4)
-                await eventually(lambda: worker.publisher._metrics.deltas._value.get())
+                await eventually(lambda: worker.count("deltas"))
 
                 async def settled() -> pb.DescribeResponse | None:
                     response = await describe(index.address)
@@ -64,10 +63,10 @@ def test_a_stream_that_resumed_knows_no_sizes_and_one_without_snapshot_no_state(
         async with indexer(redis_url) as index:
             worker = engine(index.address, "resumed")
             async with running(worker.publisher.run()):
-                await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
-                (first,) = index.service._sessions
+                await eventually(lambda: worker.count("snapshots"))
+                (first,) = index.sessions
                 first.kick("cut by the test")
-                await eventually(lambda: worker.publisher.connected and first not in index.service._sessions)
+                await eventually(lambda: worker.publisher.connected and first not in index.sessions)
                 (found,) = (await describe(index.address)).workers
                 assert found.seq == worker.publisher.state.seq > 0
                 assert not found.held

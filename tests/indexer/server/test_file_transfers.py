@@ -9,14 +9,17 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from indexer.keys import pool_fingerprint
 from indexer.layout import file_key
 from indexer.server import file_transfers as file_transfers
 from indexer.server.file_store import FileStore
+from indexer.server.metrics import IndexerMetrics
 from tests.indexer.support import POOL, Indexer, engine, follower, identity, in_step, indexer, running
 from tests.redis_servers import server, server_cluster
 from tests.support import eventually, folder_of, redis_client
@@ -27,6 +30,16 @@ from worker.publish.offered_files import ModelFiles
 
 SMALL = {"tokenizer.json": b'{"a": 1}' * 30_000, "chat_template.jinja": b"{{ messages }}", "config.json": b"{}"}
 LARGE = {"tokenizer.json": os.urandom(6 << 20)}
+
+
+def transfers_of(index: Indexer) -> dict[tuple[str, str], Any]:
+    """The uploads that are under way, by pool and digest."""
+    return index.service.files._transfers
+
+
+def offered_to(index: Indexer) -> dict[str, Any]:
+    """What is known of offers, by pool."""
+    return index.service.files._pools
 
 
 def files_of(folder: Path, contents: dict[str, bytes]) -> ModelFiles:
@@ -131,14 +144,14 @@ def test_an_upload_holds_up_neither_deltas_nor_loads(redis_url: str, tmp_path: P
         async with indexer(redis_url) as index, follower(redis_url) as mirror, redis_client(redis_url) as redis:
             worker = engine(index.address, "w", files=files)
             async with running(worker.publisher.run()):
-                await eventually(lambda: index.service.files._transfers, within=20)
+                await eventually(lambda: transfers_of(index), within=20)
                 block = 0
                 seen = 0
                 while not await stored(redis, files):
                     block += 1
                     worker.store(block)
                     await eventually(lambda: in_step(mirror, worker), within=2)
-                    seen += bool(index.service.files._transfers)
+                    seen += bool(transfers_of(index))
                     assert worker.publisher.connected
                 assert seen >= 2  # while the upload was under way
                 assert outcome(index, "stored") == 1
@@ -153,7 +166,7 @@ def test_another_indexer_takes_an_upload_over_from_its_beginning(redis_url: str,
             async with indexer(redis_url) as index:
                 worker = engine(index.address, "w", files=files)
                 task = asyncio.get_running_loop().create_task(worker.publisher.run())
-                transfers = index.service.files._transfers
+                transfers = transfers_of(index)
                 await eventually(lambda: any(one.upload.received for one in transfers.values()), within=20)
                 port = index.port
             assert not await stored(redis, files)
@@ -267,7 +280,7 @@ def test_too_many_files_are_cut_off(redis_url: str) -> None:
             for number in range(100)
         ]
         async with indexer(redis_url) as index, raw_worker(index, files, sends_files=True):
-            (known,) = index.service.files._pools.values()
+            (known,) = offered_to(index).values()
             (offer,) = known.offers
             assert list(offer.files) == [file.digest for file in files[:32]]
 
@@ -281,7 +294,7 @@ def test_a_worker_of_an_earlier_release_is_asked_for_nothing(redis_url: str) -> 
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(2.5):
                     await worker.wanted()
-            assert index.service.files._pools == {}
+            assert offered_to(index) == {}
 
     run(scenario())
 
@@ -294,7 +307,7 @@ def test_an_indexer_that_is_told_so_takes_none(redis_url: str, tmp_path: Path) -
             async with running(worker.publisher.run()):
                 worker.store(1)
                 await eventually(lambda: in_step(mirror, worker) and mirror.mirror.size)
-                assert index.service.files._pools == {}
+                assert offered_to(index) == {}
 
     run(scenario())
 
@@ -327,8 +340,8 @@ def test_files_that_find_no_room_are_not_sent_again_and_again(redis_url: str, tm
             workers = [engine(index.address, name, files=files) for name in ("one", "two", "three")]
             async with running(*(worker.publisher.run() for worker in workers)):
                 await eventually(lambda: outcome(index, "stored") == 1 and outcome(index, "full") == 1)
-                await eventually(lambda: len(index.service.files._pools[POOL].not_before) == 1)
-                assert not index.service.files._transfers
+                await eventually(lambda: len(offered_to(index)[POOL].not_before) == 1)
+                assert not transfers_of(index)
                 assert outcome(index, "full") == 1
 
     run(scenario())
@@ -360,7 +373,7 @@ def test_the_files_of_a_pool_that_is_gone_go_too(redis_url: str, tmp_path: Path)
         async with indexer(redis_url) as index, redis_client(redis_url) as redis:
             async with running(engine(index.address, "w", files=files).publisher.run()):
                 await eventually(lambda: stored(redis, files))
-            await eventually(lambda: not index.service._sessions)
+            await eventually(lambda: not index.service.streams)
             for ledgers in index.service._ledgers.pools.values():
                 for each in ledgers:
                     await redis.delete(each.part.key("workers"))
@@ -379,7 +392,7 @@ def test_a_cluster_takes_them_too(tmp_path: Path) -> None:
             async with indexer(cluster.url) as index, redis_client(cluster.url) as redis:
                 async with running(engine(index.address, "w", files=files).publisher.run()):
                     await eventually(lambda: stored(redis, files), within=20)
-                await FileStore(redis, index.service._metrics, limit_bytes=1).forget(POOL)
+                await FileStore(redis, IndexerMetrics(CollectorRegistry()), limit_bytes=1).forget(POOL)
                 assert not await redis.exists(file_key(POOL, files.files[0].digest))
 
         run(scenario())

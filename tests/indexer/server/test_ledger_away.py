@@ -74,14 +74,12 @@ def test_a_worker_that_comes_while_redis_is_away_is_heard_and_indexed_later(tmp_
                 worker.store(1)
                 async with running(worker.publisher.run()):
                     await eventually(
-                        lambda: any(
-                            index.service.loads.get((POOL, "w"), session) for session in index.service._sessions
-                        )
+                        lambda: any(index.service.loads.get((POOL, "w"), session) for session in index.sessions)
                     )
                     assert worker.publisher.connected
                     redis.start()
                     await eventually(lambda: in_step(mirror, worker) and mirror.mirror.match(keys_of(1)))
-                    (session,) = index.service._sessions
+                    (session,) = index.sessions
                     assert session.registered
         finally:
             redis.kill()
@@ -107,8 +105,8 @@ def test_a_worker_leaves_a_replica_that_alone_has_lost_redis(redis_url: str, mon
             # Quiet workers, which have nothing to write and so no way to notice by themselves.
             for worker in engines:
                 worker.publisher.replicas.names = (cut_off.address, well.address)
-            await eventually(lambda: len(well.service._sessions) == len(engines), within=20)
-            assert not cut_off.service._sessions
+            await eventually(lambda: well.service.streams == len(engines), within=20)
+            assert not cut_off.service.streams
             for worker in engines:
                 worker.store(2)
             started_at = time.monotonic()

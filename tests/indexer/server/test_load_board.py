@@ -39,4 +39,6 @@ def test_a_gateway_is_told_everything_first_then_changes_of_its_pools() -> None:
         assert not table.take(mine, now=1.0).loads
         assert not mine.wake.is_set()
         assert all_pools.wake.is_set()
-    assert table._subscriptions == []
+    table.update(W, load(4), stream, now=2.0)  # nobody is left who would be told
+    assert not mine.changed
+    assert all_pools.changed == {("other", "x")}

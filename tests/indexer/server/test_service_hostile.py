@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
+import pytest
 
+from indexer.server.inflight import InflightGate
 from indexer.server.process import STREAMS_A_CONNECTION
 from indexer.server.validation import KEYS_LIMIT
 from tests.indexer.support import POOL, Indexer, engine, hello, indexer, last_status, raw_status, run, running
@@ -58,12 +60,11 @@ async def witnessed(redis_url: str, **config) -> AsyncIterator[Indexer]:
     async with indexer(redis_url, **config) as index:
         worker = engine(index.address, "witness", pool="of the witness")
         async with running(worker.publisher.run()):
-            await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
+            await eventually(lambda: worker.count("snapshots"))
             yield index
             worker.store(1)
-            await eventually(lambda: worker.publisher._metrics.deltas._value.get())
-            (family,) = worker.publisher._metrics.reconnects.collect()
-            assert not family.samples
+            await eventually(lambda: worker.count("deltas"))
+            assert worker.reconnects() == {}
 
 
 def test_messages_against_the_rules_are_refused_by_field(redis_url: str) -> None:
@@ -132,7 +133,7 @@ def test_connections_that_say_nothing_hold_nothing(redis_url: str) -> None:
     async def scenario() -> None:
         async with witnessed(redis_url, max_streams=2) as index:
             connections = [await asyncio.open_connection("127.0.0.1", index.port) for _ in range(50)]
-            assert len(index.service._sessions) == 1
+            assert index.service.streams == 1
             other = engine(index.address, "other")
             async with running(other.publisher.run()):
                 await eventually(lambda: other.publisher.connected)
@@ -151,7 +152,7 @@ def test_one_connection_has_its_share_of_streams_and_no_more(redis_url: str) -> 
                 asyncio.ensure_future(stream.write(pb.PublishRequest(hello=hello(worker_id=f"w{number}"))))
                 for number, stream in enumerate(streams)
             ]
-            sessions = index.service._sessions
+            sessions = index.sessions
             # One more is the witness's.
             await eventually(lambda: len(sessions) == STREAMS_A_CONNECTION + 1)
             other = engine(index.address, "other")
@@ -167,22 +168,33 @@ def test_one_connection_has_its_share_of_streams_and_no_more(redis_url: str) -> 
     run(scenario())
 
 
-def test_a_flood_of_keys_waits_its_turn_while_loads_pass(redis_url: str) -> None:
+class CountingGate(InflightGate):
+    """Notes the most that was inside at once."""
+
+    inside = most = 0
+
+    @asynccontextmanager
+    async def hold(self, size: int) -> AsyncIterator[None]:
+        async with super().hold(size):
+            CountingGate.inside += size
+            CountingGate.most = max(CountingGate.most, CountingGate.inside)
+            try:
+                yield
+            finally:
+                CountingGate.inside -= size
+
+
+def test_a_flood_of_keys_waits_its_turn_while_loads_pass(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("indexer.server.service.InflightGate", CountingGate)
+
     async def scenario() -> None:
         async with witnessed(redis_url, max_inflight_bytes=262_144) as index:
             workers = [engine(index.address, f"w{number}", capacity_keys=20_000) for number in range(12)]
             for number, worker in enumerate(workers):
-                worker.publisher.state._held["device"] |= {number * 2**40 + key for key in range(20_000)}
-            most = 0
+                worker.hold({number * 2**40 + key for key in range(20_000)})
             async with running(*(worker.publisher.run() for worker in workers)):
-
-                def finished() -> bool:
-                    nonlocal most
-                    most = max(most, index.service._gate.held_bytes)
-                    return all(worker.publisher._metrics.snapshots._value.get() for worker in workers)
-
-                await eventually(finished, within=40)
-                assert 0 < most <= 262_144
-                assert all((POOL, f"w{number}") in index.service.loads._loads for number in range(12))
+                await eventually(lambda: all(worker.count("snapshots") for worker in workers), within=40)
+                assert 0 < CountingGate.most <= 262_144
+                assert all((POOL, f"w{number}") in index.loads() for number in range(12))
 
     run(scenario())

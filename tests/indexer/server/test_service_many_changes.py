@@ -53,6 +53,6 @@ def test_a_rollout_of_all_workers_takes_seconds_and_one_snapshot_each(redis_url:
 
                 await eventually(lambda: all(map(known, new)), within=20)
                 assert time.monotonic() - started_at < 10
-                assert [worker.publisher._metrics.snapshots._value.get() for worker in new] == [1] * 40
+                assert [worker.count("snapshots") for worker in new] == [1] * 40
 
     run(scenario())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import grpc
 
 from tests.indexer.support import (
@@ -78,12 +80,12 @@ def test_a_burst_of_streams_is_not_more_than_one_at_a_time(redis_url: str) -> No
             most = 0
             engines = [engine(index.address, f"w{number}") for number in range(20)]
             async with running(*(worker.publisher.run() for worker in engines)):
-                refused = index.service._metrics.refusals.labels("resource_exhausted")
+                refused = partial(index.count, "refusals", reason="resource_exhausted")
 
                 def seen() -> bool:
                     nonlocal most
-                    most = max(most, len(index.service._sessions))
-                    return refused._value.get() >= 17
+                    most = max(most, index.service.streams)
+                    return refused() >= 17
 
                 await eventually(seen)
                 assert most == 3

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import grpc
 
@@ -53,7 +54,7 @@ def test_streams_ended_at_the_moment_of_welcome_get_their_status(redis_url: str)
             ends = await asyncio.gather(*(status_after_hello(channel, number) for number in range(STREAMS)))
             assert {code for code, _ in ends} == {grpc.StatusCode.ABORTED}
             assert max(seconds for _, seconds in ends) < PROMPT_SECONDS
-            assert not index.service._sessions
+            assert not index.service.streams
 
     run(scenario())
 
@@ -71,16 +72,16 @@ def test_a_stream_whose_answers_nobody_reads_is_freed_and_gets_its_status_later(
             await stream.read()
             await stream.write(pb.PublishRequest(snapshot=pb.SnapshotChunk(epoch=1, seq=1, last=True)))
             await stream.read()
-            (session,) = index.service._sessions
+            (session,) = index.sessions
             # Repeats of the stored number are acknowledged each time; nobody reads, so the answers fill the window,
             # while what asks for them fits in the indexer's.
             for _ in range(ASKED):
                 await stream.write(pb.PublishRequest(delta=pb.Delta(epoch=1, seq=1)))
-            deltas = index.service._metrics.deltas.labels(POOL)
-            await eventually(stalled(lambda: deltas._value.get()))
-            assert deltas._value.get() < ASKED
+            deltas = partial(index.count, "deltas", pool=POOL)
+            await eventually(stalled(deltas))
+            assert deltas() < ASKED
             session.kick("cut by the test")
-            await eventually(lambda: not index.service._sessions)
+            await eventually(lambda: not index.service.streams)
             started_at = time.monotonic()
             with suppress(grpc.aio.AioRpcError):
                 while isinstance(await stream.read(), pb.PublishResponse):

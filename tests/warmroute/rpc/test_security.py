@@ -83,7 +83,7 @@ def test_workers_publish_and_gateways_listen_over_tls(redis_url: str, authority:
                 [index.address], [POOL], DiscoveryMetrics(CollectorRegistry()), ClientSecurity(client)
             )
             async with running(worker.publisher.run(), reports.run()):
-                await eventually(lambda: worker.publisher._metrics.snapshots._value.get())
+                await eventually(lambda: worker.count("snapshots"))
                 await eventually(lambda: reports.get(POOL, "w", time.monotonic()))
 
     asyncio.run(scenario())

@@ -32,17 +32,17 @@ class RankSockets:
         self.topic, self.framing = topic, framing
         self.kept: deque[tuple[int, bytes]] = deque(maxlen=keep)
         self._context = context
-        self._publisher = context.socket(zmq.PUB)
+        self.publisher = context.socket(zmq.PUB)
         self._router = context.socket(zmq.ROUTER)
-        for socket in (self._publisher, self._router):
+        for socket in (self.publisher, self._router):
             socket.setsockopt(zmq.LINGER, 0)
 
     def bind(self) -> tuple[str, str]:
-        ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (self._publisher, self._router)]
+        ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (self.publisher, self._router)]
         return f"tcp://127.0.0.1:{ports[0]}", f"tcp://127.0.0.1:{ports[1]}"
 
     def connect(self, endpoint: str) -> None:
-        self._publisher.connect(endpoint)
+        self.publisher.connect(endpoint)
 
     async def publish(self, payload: bytes, *, lost: bool = False, number: int | None = None) -> None:
         if number is not None:
@@ -51,7 +51,7 @@ class RankSockets:
         self.number += 1
         self.kept.append(message)
         if not lost:
-            await self._publisher.send_multipart([self.topic, message[0].to_bytes(8, "big"), payload])
+            await self.publisher.send_multipart([self.topic, message[0].to_bytes(8, "big"), payload])
 
     async def publish_events(self, *events: dict[str, Any], **how: Any) -> None:
         self.clock += 1.0
@@ -73,7 +73,7 @@ class RankSockets:
             await self._router.send_multipart(end if self.framing == 4 else [*end[:2], *end[3:]])
 
     def close(self) -> None:
-        self._publisher.close(0)
+        self.publisher.close(0)
         self._router.close(0)
 
 

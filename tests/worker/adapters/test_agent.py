@@ -45,7 +45,7 @@ def test_an_engine_without_changes_becomes_a_worker(redis_url: str) -> None:
 
 
 def reported(index: Indexer) -> int:
-    loads = [load for load, _, _ in index.service.loads._loads.values()]
+    loads = list(index.loads().values())
     return loads[0].running_requests if loads else 0
 
 

@@ -192,11 +192,11 @@ def test_a_reader_that_stalls_never_holds_the_engine_back_and_catches_up(monkeyp
     async def scenario() -> None:
         async with rank_sockets(keep=10_000) as engine:
             events, replay = engine.bind()
-            engine._publisher.setsockopt(zmq.SNDHWM, 10)
+            engine.publisher.setsockopt(zmq.SNDHWM, 10)
             async with reading(events, replay) as reader:
                 await eventually(lambda: len(engine.asked) == 2)
                 # No turn for the reader: the loop is the engine's alone. Far more than all queues between them hold.
-                plain = zmq.Socket.shadow(engine._publisher.underlying)
+                plain = zmq.Socket.shadow(engine.publisher.underlying)
                 filler = b"\0" * 20_000
                 for number in range(1_500):
                     payload = packed(number, {**stored(number % 4), "filler": filler})
@@ -222,9 +222,9 @@ def test_messages_without_a_number_are_counted() -> None:
             events, replay = engine.bind()
             async with reading(events, replay) as reader:
                 await eventually(lambda: len(engine.asked) == 2)
-                await engine._publisher.send_multipart([b"just one frame"])
-                await engine._publisher.send_multipart([b"t", b"123", b"x"])
-                await engine._publisher.send_multipart([b"t", (0).to_bytes(8, "big"), b"\xc1"])
+                await engine.publisher.send_multipart([b"just one frame"])
+                await engine.publisher.send_multipart([b"t", b"123", b"x"])
+                await engine.publisher.send_multipart([b"t", (0).to_bytes(8, "big"), b"\xc1"])
                 await engine.publish_events(stored(1), number=1)
                 await eventually(lambda: reader.keys == keys(1))
                 assert reader.feed.counts["undecodable"] == 3

@@ -12,6 +12,7 @@ from aiohttp import ClientSession, ClientTimeout
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from warmroute.config.worker import WorkerConfig
+from worker.engine.blocks import BlockPool
 from worker.engine.engine import Engine
 from worker.engine.request import SamplingParams
 from worker.engine.runner import EngineRunner, create_engine
@@ -30,6 +31,13 @@ TEMPLATE = (
 )
 
 MakeEngine = Callable[..., Engine]
+
+
+def cached_hashes(pool: BlockPool) -> frozenset[bytes]:
+    """The hashes that a new request could hit."""
+    hashes = frozenset(block.block_hash for block in pool.blocks if block.block_hash is not None)
+    assert all(block_hash in pool for block_hash in hashes)
+    return hashes
 
 
 def byte_tokenizer() -> Tokenizer:

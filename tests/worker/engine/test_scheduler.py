@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.worker.engine.support import cached_hashes
 from tests.worker.engine.test_blocks import replay
 from worker.engine.blocks import BlockPool
 from worker.engine.request import Request, RequestStatus, SamplingParams
@@ -136,7 +137,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def replay_events(self) -> None:
         replay(self.scheduler.pool.drain_events(), self.known)
-        assert self.known == self.scheduler.pool.cached_hashes
+        assert self.known == cached_hashes(self.scheduler.pool)
 
     @invariant()
     def sound(self) -> None:

@@ -11,6 +11,7 @@ from hypothesis import settings
 from indexer.keys import prompt_keys
 from indexer.layout import LogDelta, WorkerFacts, decode_entry, encode_delta
 from indexer.reader.mirror import Mirror
+from tests.worker.engine.support import cached_hashes
 from tests.worker.engine.test_blocks import replay
 from tests.worker.engine.test_scheduler import BLOCK, SchedulerMachine
 from worker.events import CacheEvent
@@ -68,7 +69,7 @@ class PublishedMachine(SchedulerMachine):
 
     def expected_keys(self) -> set[int]:
         """Keys of the index blocks whose engine blocks are all in the pool's cache, from the requests' own tokens."""
-        cached = self.scheduler.pool.cached_hashes
+        cached = cached_hashes(self.scheduler.pool)
         keys: set[int] = set()
         for request in self.requests:
             tokens = request.token_ids[: len(request.block_hashes) * BLOCK]

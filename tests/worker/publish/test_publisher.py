@@ -18,11 +18,6 @@ from worker.metrics import WorkerMetrics
 from worker.publish.publisher import Publisher
 
 
-def reconnects(worker: Engine) -> dict[str, float]:
-    (family,) = worker.publisher._metrics.reconnects.collect()
-    return {sample.labels["reason"]: sample.value for sample in family.samples if sample.name.endswith("_total")}
-
-
 def test_a_worker_that_cannot_publish_shows_how_far_it_is_behind(redis_url: str) -> None:
     async def scenario() -> None:
         (port,) = free_ports(1)
@@ -53,8 +48,7 @@ def test_orphans_and_lag_reach_the_indexer(redis_url: str) -> None:
             worker = engine(index.address, "w")
             worker.publisher.apply([BlockStored(b"child", b"unknown", [1] * 16)])
             async with running(worker.publisher.run()):
-                (key,) = await eventually(lambda: list(index.service.loads._loads))
-                load, _, _ = index.service.loads._loads[key]
+                (load,) = await eventually(lambda: list(index.loads().values()))
                 assert load.orphaned_blocks == 1
 
     asyncio.run(scenario())
@@ -77,18 +71,18 @@ def test_a_worker_told_to_leave_finishes_what_is_on_the_way(redis_url: str) -> N
     async def scenario() -> None:
         async with indexer(redis_url) as one, indexer(redis_url) as two:
             worker = engine(f"{one.address},{two.address}", "w", capacity_keys=20_000)
-            worker.publisher.state._held["device"] |= set(range(20_000))
+            worker.hold(set(range(20_000)))
             async with running(worker.publisher.run()):
                 await eventually(lambda: worker.publisher.connected)
-                first, second = (one, two) if one.service._sessions else (two, one)
+                first, second = (one, two) if one.service.streams else (two, one)
                 # In the midst of its snapshot, of five chunks and more.
-                await eventually(lambda: any(session.held for session in first.service._sessions))
+                await eventually(lambda: any(session.held for session in first.sessions))
                 await first.service.drain()
-                await eventually(lambda: second.service._sessions and worker.publisher.connected)
-                assert worker.publisher._metrics.snapshots._value.get() == 1
-                assert reconnects(worker) == {"leave": 1}
+                await eventually(lambda: second.service.streams and worker.publisher.connected)
+                assert worker.count("snapshots") == 1
+                assert worker.reconnects() == {"leave": 1}
                 worker.store(1)
-                await eventually(lambda: worker.publisher._metrics.deltas._value.get())
+                await eventually(lambda: worker.count("deltas"))
 
     asyncio.run(scenario())
 
