@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from bench.prompts.chats import Turns
 from gateway.prompts.body import BodyKind, parse_body
-from gateway.prompts.conversation import Chat
 from gateway.prompts.keyer import KeySpace, Prompt, PromptKeyer
+from gateway.prompts.prompt_input import Chat
 from indexer.keys import root
 
 SPACE: Final = KeySpace("bench", 64)

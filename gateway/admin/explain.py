@@ -16,7 +16,7 @@ from typing import Final, Literal
 from gateway.http.errors import RequestError
 from gateway.http.message import Request
 from gateway.prompts.body import routed_body
-from gateway.prompts.conversation import Chat, Unkeyed
+from gateway.prompts.prompt_input import Chat, Unkeyed
 from gateway.prompts.segments import Segment, explain_prompt
 from gateway.requests.app import App
 from gateway.requests.inference_request import UNKNOWN_PROMPT, InferenceRequest

@@ -1,4 +1,4 @@
-"""What routing needs of a request's body. The body itself passes through untouched."""
+"""The fields of a request's body that routing reads. The body itself is not changed."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import orjson
 from gateway.http.errors import RequestError
 from gateway.prompts.chat import chat_prompt
 from gateway.prompts.completion import completion_prompt
-from gateway.prompts.conversation import Chat, Completion, MalformedError, Request, Unkeyed
 from gateway.prompts.media import sent_bytes
 from gateway.prompts.messages import message_prompt
+from gateway.prompts.prompt_input import Chat, Completion, MalformedError, PromptInput, Unkeyed
 from gateway.prompts.responses import response_prompt
 from warmroute.chat_template import ConversationError
 
 CHARACTERS_PER_TOKEN: Final = 4
-"""For estimates of lengths that nobody counts."""
+"""For estimates of a prompt's length from its bytes."""
 PIECES_LIMIT: Final = 10_000
 """Messages, tools, items or prompts of a body, and parts and tool calls of a chat: more than any context holds. Each
-costs microseconds several times over."""
+of them costs a few microseconds in several steps."""
 
 
 class BodyKind(StrEnum):
-    """Which API a body is of: how its prompt is made."""
+    """The API that a body belongs to. It decides how the prompt is made."""
 
     CHAT = "chat"
     COMPLETION = "completion"
@@ -34,7 +34,7 @@ class BodyKind(StrEnum):
     MESSAGES = "messages"
 
 
-_READERS: Final[Mapping[BodyKind, Callable[[Mapping[str, Any]], Request | Unkeyed]]] = {
+_READERS: Final[Mapping[BodyKind, Callable[[Mapping[str, Any]], PromptInput | Unkeyed]]] = {
     BodyKind.CHAT: chat_prompt,
     BodyKind.COMPLETION: completion_prompt,
     BodyKind.RESPONSE: response_prompt,
@@ -51,31 +51,33 @@ class BadRequestError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class RoutedBody:
-    """One request. `prompt` is a chat, texts or token ids, or a reason why it cannot be keyed (`Unkeyed`). `size` is
-    the body's, in bytes: what a prompt costs grows with it."""
+    """One request, as routing reads it.
+
+    `prompt`: a chat, texts or token ids, or the reason why it has no keys (`Unkeyed`). `size`: the body's, in bytes.
+    """
 
     model: str
     salt: str
-    prompt: Request | Unkeyed
+    prompt: PromptInput | Unkeyed
     size: int
     adapter: str = ""
     """The LoRA adapter as the engine names it; "" for the base model."""
     media_bytes: int = 0
-    """How much of `size` is pictures and the like, sent along: no text."""
+    """The bytes of `size` that are images, audio or video, not text."""
 
     @property
     def estimated_tokens(self) -> int:
-        """The prompt's length, where nobody has counted it."""
+        """The prompt's length in tokens, estimated from its bytes."""
         return max(self.size - self.media_bytes, 0) // CHARACTERS_PER_TOKEN
 
 
 def parse_body(body: bytes, kind: BodyKind) -> RoutedBody:
-    """`parse_object` and `routed_body` in one."""
+    """`parse_object`, then `routed_body`. Raises BadRequestError."""
     return routed_body(parse_object(body), len(body), kind)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The body's fields; raises BadRequestError where it is no JSON object."""
+    """The body's fields. Raises BadRequestError where it is not a JSON object."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -86,7 +88,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def model_name(fields: Mapping[str, Any]) -> str:
-    """The model that a body names; raises BadRequestError where that is no name."""
+    """The value of `model`. Raises BadRequestError where it is not a string, or empty."""
     model = fields.get("model")
     if not isinstance(model, str) or not model:
         raise BadRequestError("'model' must be the name of a model, as a string", param="model")
@@ -94,14 +96,14 @@ def model_name(fields: Mapping[str, Any]) -> str:
 
 
 def routed_body(fields: Mapping[str, Any], size: int, kind: BodyKind) -> RoutedBody:
-    """Read the fields that matter to routing of a body of `size` bytes.
+    """Read the fields that routing needs. `size`: the body's, in bytes.
 
-    Raises BadRequestError where no worker could serve the request. Anything that is odd but for the model's name is
-    left to the engine to refuse, in its own words.
+    Raises BadRequestError where the model's name is missing. All other wrong fields are left to the engine, which
+    refuses them with its own message.
     """
     model = model_name(fields)
     salt = fields.get("cache_salt")
-    prompt: Request | Unkeyed
+    prompt: PromptInput | Unkeyed
     try:
         prompt = Unkeyed("too_long") if _has_too_many(fields) else _READERS[kind](fields)
     except (MalformedError, ConversationError, RecursionError):
@@ -121,7 +123,7 @@ def _has_too_many(fields: Mapping[str, Any]) -> bool:
     return False
 
 
-def _media_bytes(prompt: Request | Unkeyed) -> int:
+def _media_bytes(prompt: PromptInput | Unkeyed) -> int:
     if not isinstance(prompt, Chat):
         return 0
     contents = [content for message in prompt.messages if isinstance(content := message.get("content"), list)]

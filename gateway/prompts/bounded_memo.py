@@ -11,11 +11,11 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 LARGEST_SHARE: Final = 4
-"""What takes more than this part of the memo is not kept: it would push out everything else."""
+"""An entry above 1/4 of the limit is not kept: it would drop most of the others."""
 
 
 class BoundedMemo(Generic[K, V]):
-    """Least recently used entries leave first. Safe to use from several threads at once."""
+    """Drops the least recently used entries first. Safe to use from several threads at once."""
 
     def __init__(self, limit_bytes: int, size_of: Callable[[K, V], int]) -> None:
         """`size_of` says how many bytes an entry takes, its objects included."""
@@ -27,7 +27,7 @@ class BoundedMemo(Generic[K, V]):
 
     @property
     def size(self) -> int:
-        """Bytes that the entries take, about."""
+        """Bytes that the entries take, by `size_of`."""
         return self._size
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class BoundedMemo(Generic[K, V]):
         return found
 
     def put(self, key: K, value: V) -> None:
-        """Keep an entry; one that was there under the key is replaced."""
+        """Keep an entry. It replaces the one with the same key."""
         size = self._size_of(key, value)
         if size > self.limit_bytes // LARGEST_SHARE:
             return

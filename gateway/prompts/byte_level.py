@@ -1,15 +1,15 @@
-"""Which tokenizers can be rebuilt by rank, as tiktoken does it, and with which ranks and which pattern.
+"""Rebuilds a byte-level BPE tokenizer as ranks and one pattern, the form that tiktoken takes.
 
-`tokenizer.json` lists merges, pairs of tokens in order of priority. tiktoken knows ranks of tokens: it joins those two
+`tokenizer.json` lists merges, pairs of tokens in order of priority. tiktoken has ranks of tokens: it joins the two
 neighbours whose joint bytes have the lowest rank. Both give the same ids where
 
-- the merges are in the order of their results' ids, so that both kinds of priority agree, and
-- each token that merges make is what the reference itself makes of that token's bytes.
+- the merges are in the order of their results' ids, so that both priorities are the same, and
+- the reference tokenizes the bytes of each merged token to that one token.
 
 Then, whenever two neighbours have the bytes of a token and no join of a lower rank is left inside them, the merge of
-those two is in the list: the bytes between their edges were joined as they are joined alone, and joined alone they end
-as that token. So both methods choose the same join at every step. Everything else of a tokenizer.json is either
-understood here or refused with NotRebuildableError; nothing is approximated.
+those two is in the list: bytes inside a piece are joined as they are joined alone, and alone they give that token. So
+both methods choose the same join at every step. A tokenizer.json with anything that this module does not know is
+refused with NotRebuildableError; nothing is approximated.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import Any, Final
 from tokenizers import Tokenizer, models
 
 MISSING_BYTE_ID: Final = 0xFFFFFF00
-"""Ids from here on stand for bytes that the vocabulary lacks. No vocabulary reaches that far."""
+"""Ids from here on stand for bytes that the vocabulary lacks. No vocabulary has ids this large."""
 
 # GPT-2's pattern, which a ByteLevel pre-tokenizer applies by itself.
 _LETTERS_ON: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+"
 _OTHERS: Final = r" ?[^\s\p{L}\p{N}]+"
 _GPT2: Final = rf"{_LETTERS_ON}| ?\p{{N}}+|{_OTHERS}|\s+(?!\S)|\s+"
-# The same behind a Digits pre-tokenizer: numbers are pieces of their own, so blanks before one end their piece.
+# The same after a Digits pre-tokenizer: a number is a separate piece, so blanks before it end their piece.
 _BESIDE_DIGITS: Final = rf"{_LETTERS_ON}|{_OTHERS}|\s+(?![^\s\p{{N}}])|\s+"
 
-# What means the same to Oniguruma, which `tokenizers` uses, and to tiktoken's Rust engines.
+# Syntax with the same meaning in Oniguruma, which `tokenizers` uses, and in tiktoken's Rust regex engines.
 _SHARED_SYNTAX: Final = re.compile(
     r"""(?: \\p\{(?:L[ultmo]?|M|N)\} | \\[sSrn] | \(\?i: | \(\?: | \(\?[!=] | [()|] | \[\^? | \]
         | \{[0-9]+(?:,[0-9]*)?\}(?!\+) | [?*+] | [A-Za-z'/ ] )*""",
@@ -46,12 +46,12 @@ class NotRebuildableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ByteLevelBpe:
-    """A tokenizer by ranks: `ranks` maps tokens' bytes to ids, `pattern` cuts texts into pieces."""
+    """A tokenizer by ranks. `ranks` maps a token's bytes to its id; `pattern` cuts a text into pieces."""
 
     ranks: Mapping[bytes, int]
     pattern: str
     nfc: bool
-    """Whether texts are brought to Unicode's composed normal form first."""
+    """Whether texts are normalised to Unicode NFC first."""
 
     @property
     def complete(self) -> bool:
@@ -60,7 +60,7 @@ class ByteLevelBpe:
 
 
 def rebuild(declared: Mapping[str, Any]) -> ByteLevelBpe:
-    """The tokenizer of a parsed tokenizer.json by ranks. Raises NotRebuildableError."""
+    """`declared`: a parsed tokenizer.json. Raises NotRebuildableError."""
     normalizers = list(_steps(declared.get("normalizer"), "normalizers"))
     if any(step.get("type") != "NFC" for step in normalizers):
         raise NotRebuildableError(f"its normalizer is {_types(normalizers)}")
@@ -94,7 +94,7 @@ def _pattern(pre_tokenizer: object) -> str:
         case [{"type": "Digits", "individual_digits": bool(single)}] if use_regex:
             return rf"\p{{N}}{'' if single else '+'}|{_BESIDE_DIGITS}"
         case [{"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": behavior} as split] if not use_regex:
-            # Both keep each match as a piece. Patterns leave nothing unmatched; probes would show it.
+            # Both keep each match as a piece. Text that the pattern does not match would fail the probes.
             keeps_matches = (behavior, bool(split.get("invert"))) in {("Isolated", False), ("Removed", True)}
             if keeps_matches and _SHARED_SYNTAX.fullmatch(pattern):
                 return pattern
@@ -120,7 +120,7 @@ def _ranks(declared: Mapping[str, Any]) -> dict[bytes, int]:
     _require_reachable(list(made), vocabulary, merges)
     characters = byte_characters()
     if model.get("ignore_merges"):
-        # Pieces are looked up as a whole first. A special token's text never is one: texts are cut there before.
+        # Whole pieces are looked up first. A special token is never a piece: texts are cut at special tokens before.
         special = {token.get("content") for token in declared.get("added_tokens") or []}
         if any(token not in made and token not in characters and token not in special for token in vocabulary):
             raise NotRebuildableError("it has tokens that no merge makes")
@@ -131,13 +131,13 @@ def _ranks(declared: Mapping[str, Any]) -> dict[bytes, int]:
 
 
 def _pair(merge: str | list[str]) -> tuple[str, str]:
-    """A merge's two tokens. Older files write them as one string with a blank between."""
+    """A merge's two tokens. Some files write them as one string with a blank between."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right
 
 
 def _require_reachable(made: list[str], vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> None:
-    """Every token that merges make must be what the reference makes of its text."""
+    """Raises NotRebuildableError unless the reference tokenizes each merged token's text to that one token."""
     alone = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     lost = sum(len(encoding) != 1 for encoding in alone.encode_batch_fast(made, add_special_tokens=False))
     if lost:
@@ -145,8 +145,8 @@ def _require_reachable(made: list[str], vocabulary: dict[str, int], merges: list
 
 
 def byte_characters() -> dict[str, int]:
-    """The characters by which byte-level vocabularies write bytes: printable Latin-1 stands for itself, the others are
-    numbered from U+0100 on."""
+    """The byte of each character in byte-level vocabularies: printable Latin-1 stands for itself, the others are
+    numbered from U+0100 on. Source: GPT-2's `bytes_to_unicode`."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.prompts.conversation import Chat, Completion, Handling, MalformedError, Unkeyed, flag, handling
+from gateway.prompts.prompt_input import Chat, Completion, Handling, MalformedError, Unkeyed, flag, handling
 from warmroute.chat_template.conversation import TEXT_FIELDS
 from warmroute.chat_template.tools import declared_tools
 
@@ -26,16 +26,16 @@ _RENDERING: Final = frozenset(
         "truncation",
     }
 )
-"""Names in `chat_template_kwargs` that are no variables: they change what the engine does, or make it refuse."""
+"""Names in `chat_template_kwargs` that are not variables: the engine acts on them, or refuses them."""
 _UNSET: Final = (None, "auto")
 _TEXT_PARTS: Final = (*TEXT_FIELDS, "tool_reference")
 
 
 def chat_prompt(fields: Mapping[str, Any]) -> Chat | Completion | Unkeyed:
-    """A chat; token ids, where the request brings them along. Raises MalformedError."""
+    """A chat, or the token ids of `kv_transfer_params`. Raises MalformedError."""
     messages = chat_messages(fields.get("messages"))
     if fields.get("chat_template") is not None:
-        return Unkeyed("template")  # engines take one only where they are told to trust their clients
+        return Unkeyed("template")  # an engine uses it only with --trust-request-chat-template
     transfer = fields.get("kv_transfer_params")
     ids = transfer.get("prompt_token_ids") if isinstance(transfer, dict) else None
     if ids and not _has_media(messages):
@@ -66,14 +66,14 @@ def chat_prompt(fields: Mapping[str, Any]) -> Chat | Completion | Unkeyed:
 
 
 def chat_messages(messages: object) -> list[Mapping[str, Any]]:
-    """A list of objects, at least one. Raises MalformedError."""
+    """`messages` of a body: a list of at least one object. Raises MalformedError."""
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise MalformedError("messages")
     return messages
 
 
 def template_variables(given: object, effort: object) -> dict[str, Any] | None:
-    """What `chat_template_kwargs` and the reasoning's effort give the template; None where they change more than that.
+    """Template variables of `chat_template_kwargs` and the reasoning effort; None with a name of `_RENDERING`.
 
     Raises MalformedError.
     """
@@ -83,12 +83,12 @@ def template_variables(given: object, effort: object) -> dict[str, Any] | None:
     if not _RENDERING.isdisjoint(variables):
         return None
     for name in ("add_generation_prompt", "continue_final_message"):
-        variables.pop(name, None)  # the fields of these names win
+        variables.pop(name, None)  # the body's own fields of these names have priority
     if effort not in _UNSET:
         if not isinstance(effort, str):
             raise MalformedError("reasoning_effort")
         variables["reasoning_effort"] = effort
-        # Some templates think only when they are told to.
+        # Some templates turn thinking on only by this variable.
         if "enable_thinking" not in (given or {}):
             variables["enable_thinking"] = effort != "none"
     return variables

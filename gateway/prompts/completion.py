@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.prompts.conversation import Completion, MalformedError, Unkeyed, handling
+from gateway.prompts.prompt_input import Completion, MalformedError, Unkeyed, handling
 
 
 def completion_prompt(fields: Mapping[str, Any]) -> Completion | Unkeyed:
-    """Raises MalformedError. Whether all of millions are token ids is found out when they are packed."""
+    """Raises MalformedError. Single token ids are checked later, when they are packed: there may be millions."""
     if fields.get("prompt_embeds") is not None:
         return Unkeyed("embeds")
     handled = handling(fields, add_special_tokens=True)

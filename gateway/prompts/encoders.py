@@ -1,8 +1,8 @@
-"""Plain text to packed token ids: the reference, and faster engines that give the same ids.
+"""Plain text to packed token ids: the reference, and faster tokenizer libraries that give the same ids.
 
-The reference is Hugging Face `tokenizers`, as engines use it. A faster one is chosen where `byte_level` proves that it
-gives the same ids, and where it gave them at load for texts of many scripts and shapes (`probe_texts`). Texts outside
-of what is proven, a few characters in a million, go to the reference each time (`ProvenText`).
+The reference is Hugging Face `tokenizers`, which engines use. A faster library is used where `byte_level` proves that
+it gives the same ids, and where it gave them at load for texts of many scripts and shapes (`probe_texts`). Texts that
+are not proven go to the reference (`ProvenText`): those with a few rare characters.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ class ReferenceEncoder:
         self._tokenizer = tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> bytes:
-        """As `Encoder.encode`; special tokens in the text become theirs. Raises PanicError where the library gives up,
-        on a pattern that goes back too often."""
+        """As `Encoder.encode`, for texts with special tokens too. Raises PanicError where the library panics: its regex
+        engine does so where a pattern backtracks too often."""
         try:
-            # The batch call lets go of the interpreter's lock while it works; `encode` holds it, for seconds on long
-            # texts.
+            # The batch call releases the GIL while it works; `encode` holds it, for seconds on long texts.
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except BaseException as error:
             if is_panic(error):
@@ -62,7 +61,7 @@ class ReferenceEncoder:
 
 
 class RankEncoder:
-    """An engine that joins tokens by rank, with the reference for the texts that it is not proven for."""
+    """A library that joins tokens by rank, with the reference for texts that are not proven."""
 
     def __init__(
         self, name: str, engine: Callable[[str], list[int]], reference: ReferenceEncoder, *, bpe: ByteLevelBpe
@@ -88,7 +87,7 @@ class RankEncoder:
 
 
 def fastest_encoder(declared: Mapping[str, Any], reference: ReferenceEncoder) -> Encoder:
-    """The fastest engine installed that gives the reference's ids; the reference where none is proven to.
+    """The fastest installed library that is proven to give the reference's ids; else the reference.
 
     `declared` is the parsed tokenizer.json. Takes about a second for 150,000 tokens.
     """
@@ -111,7 +110,7 @@ def fastest_encoder(declared: Mapping[str, Any], reference: ReferenceEncoder) ->
 
 
 def characters_per_second(encoder: Encoder) -> float:
-    """The best of a few short measurements: what else the machine does must not make an encoder look slow."""
+    """The best of a few short measurements, since other load on the machine makes single ones too slow."""
     encoder.encode(CALIBRATION_TEXT)
     seconds = []
     for _ in range(_CALIBRATION_ROUNDS):
@@ -122,7 +121,7 @@ def characters_per_second(encoder: Encoder) -> float:
 
 
 def _tiktoken(bpe: ByteLevelBpe, declared: Mapping[str, Any]) -> Callable[[str], list[int]] | None:
-    # ValueError is what tiktoken makes of a pattern that its engine does not compile.
+    # tiktoken raises ValueError for a pattern that it cannot compile.
     with contextlib.suppress(ValueError):
         encoding = tiktoken.Encoding("prompts", pat_str=bpe.pattern, mergeable_ranks=dict(bpe.ranks), special_tokens={})
         return encoding.encode_ordinary

@@ -1,4 +1,4 @@
-"""From a request's prompt to the token ids that the engine will see. No clock and no I/O."""
+"""From a request's prompt to the token ids that the engine computes. No clock and no I/O."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.prompts.body import CHARACTERS_PER_TOKEN
-from gateway.prompts.conversation import Chat, Completion, Handling, Request, Truncation, Unkeyed
 from gateway.prompts.media import MediaSize, PlacedItem, place_items
+from gateway.prompts.prompt_input import Chat, Completion, Handling, PromptInput, Truncation, Unkeyed
 from gateway.prompts.tokenizer import PreparedText, PromptTokenizer
 from indexer.keys import TOKEN_BYTES, token_bytes
 from warmroute.chat_template import ChatTemplate, Conversation
@@ -19,12 +19,12 @@ from warmroute.config.pool import MediaKind, MediaTokensConfig
 logger = logging.getLogger(__name__)
 
 _MARK: Final = "\ue000media\ue000"
-"""Stands for an item whose length is not known, to find where the first one begins. Of the private-use area: a text
-that holds it ends the keys early and does no other harm."""
+"""Stands for a media item of unknown length, to find where the first one begins. The characters are from Unicode's
+private-use area; a text that holds them gets fewer keys, nothing else."""
 _CONTINUATIONS: Final = ("A", "<")
-"""What may follow the known part of a text: ids that differ between these are not certain."""
+"""Texts that are added to the known part: ids that change with them are not certain."""
 _LEAST_CHARACTERS: Final = 16
-"""What the shortest of several prompts counts for, against the limit."""
+"""Each of several prompts counts as at least this many against the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class Encoded:
     """Token ids of a prompt."""
 
     token_ids: bytes
-    """Those that are certain, from the first on, packed by `indexer.keys.token_bytes`; of the longest of several
-    prompts, less its last one, which the engine computes in any case."""
+    """The ids that are certain, from the first on, packed by `indexer.keys.token_bytes`. Of several prompts: those of
+    the longest, less its last one, which the engine computes in any case."""
     tokens: int
-    """How many the engine has to read; an estimate where `exact` is false."""
+    """The prompt's length; an estimate where `exact` is false."""
     items: Sequence[PlacedItem] = ()
     exact: bool = True
     text: PreparedText | None = field(default=None, compare=False, repr=False)
-    """Where the ids are a text's and nothing else: what knows keys of its beginning."""
+    """Where the prompt is one text: it remembers the keys of the text's beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A text with more to tokenise than the limit allowed: rendered and looked up, for `PromptEncoder.finish`."""
+    """A rendered text with more characters to tokenise than the limit; `PromptEncoder.finish` takes it."""
 
     text: str
     prepared: PreparedText
@@ -60,7 +60,7 @@ class PromptEncoder:
         template: ChatTemplate | None,
         media: Mapping[MediaKind, MediaTokensConfig] | None = None,
     ) -> None:
-        """`media`: by kind (image, audio, video), how many tokens an item takes."""
+        """`media`: how many tokens an item takes, by kind (image, audio, video)."""
         self.tokenizer = tokenizer
         self.template = template
         self._sizes: dict[str, MediaSize] = {}
@@ -73,11 +73,11 @@ class PromptEncoder:
             else:
                 logger.error("media.%s: placeholder and repeat must each be one token of this model's: ignored", kind)
 
-    def encode(self, request: Request, *, character_limit: int) -> Encoded | Unkeyed | Unfinished | None:
-        """Unfinished or None where more characters than the limit would have to be tokenised anew.
+    def encode(self, request: PromptInput, *, character_limit: int) -> Encoded | Unkeyed | Unfinished | None:
+        """Unfinished or None where more than `character_limit` characters are not in the memo and must be tokenised.
 
-        Raises ChatTemplateError where the template refuses the chat, ConversationError, TypeError and OverflowError
-        where a request has shapes that engines refuse.
+        Raises ChatTemplateError where the template refuses the chat; ConversationError, TypeError and OverflowError
+        where the request has a shape that engines refuse.
         """
         if isinstance(request, Completion):
             return self._completion(request, character_limit)
@@ -114,7 +114,7 @@ class PromptEncoder:
         ]
         if len(encoded) == 1:
             return self._one(encoded[0], handling)
-        # All go to one worker: that with most of the longest, which costs most to compute; the work of all is booked.
+        # All go to one worker, chosen by the longest, which costs most to compute. The tokens of all are booked.
         longest = max(encoded, key=len)
         return Encoded(longest[:-TOKEN_BYTES], sum(map(len, encoded)) // TOKEN_BYTES, exact=False)
 
@@ -124,7 +124,7 @@ class PromptEncoder:
         return unfinished if prepared.new_characters > character_limit else self.finish(unfinished)
 
     def finish(self, unfinished: Unfinished) -> Encoded:
-        """Tokenise what is left, whatever its length."""
+        """Tokenise the rest, without a limit."""
         handling = unfinished.handling
         if handling.truncation is not None:
             return self._one(self._ids(unfinished.text, handling), handling)
@@ -136,7 +136,7 @@ class PromptEncoder:
         return Encoded(token_ids, len(token_ids) // TOKEN_BYTES, exact=handling.exact)
 
     def _ids(self, text: str, handling: Handling) -> bytes:
-        """Token ids of a text. Special tokens count against a truncation, and are never cut off by it."""
+        """Token ids of a text. Special tokens count towards a truncation's tokens, and are never cut off."""
         encode, special = self.tokenizer.encode, handling.add_special_tokens
         whole = encode(text, add_special_tokens=True) if special else encode(text)
         truncation = handling.truncation
@@ -178,7 +178,7 @@ class PromptEncoder:
         )
 
     def _certain(self, text: str, handling: Handling) -> bytes:
-        """Ids of a text's beginning that are the same whatever follows it."""
+        """The ids of a text that stay the same when more text follows."""
         ids = self._ids(text, handling)
         for continuation in _CONTINUATIONS:
             ids = common_start(ids, self._ids(text + continuation, handling))
@@ -186,7 +186,7 @@ class PromptEncoder:
 
 
 def common_start(one: bytes, other: bytes) -> bytes:
-    """The token ids that two packed lists begin with alike."""
+    """The longest common beginning of two packed lists of token ids."""
     low, high = 0, min(len(one), len(other)) // TOKEN_BYTES
     while low < high:
         middle = (low + high + 1) // 2

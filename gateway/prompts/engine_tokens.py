@@ -1,7 +1,7 @@
-"""Token ids asked of an engine: the way out where the gateway's own differ from it.
+"""Asks an engine for a prompt's token ids, for pools where the gateway's own are wrong.
 
-vLLM renders a request that it gets under the request's own path and `/render`, whatever is in it; older ones and
-SGLang have `/tokenize`, which takes the fields that make the prompt.
+vLLM takes the whole request at its path with `/render` added. SGLang, and vLLM without that path, have `/tokenize`,
+which takes the fields that make the prompt.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gateway.http.upstream_security import UpstreamSecurity
 from indexer.keys import token_bytes
 
 CONCURRENT: Final = 32
-"""Questions under way for a pool; more are not asked."""
+"""Requests to a pool's engines at a time; `ask` refuses more."""
 REPLY_LIMIT_BYTES: Final = 4_194_304
-"""Of some 600,000 ids; reading one takes 10 ms."""
+"""About 600,000 ids, which take 10 ms to parse."""
 _UNSERVED: Final = frozenset({404, 405, 501})
 _TOKENIZE: Final = "/tokenize"
 _PROMPT_FIELDS: Final = (
@@ -36,7 +36,7 @@ _PROMPT_FIELDS: Final = (
 
 
 class EngineTokensError(Exception):
-    """The engine has not said. `unserved`: it cannot."""
+    """The engine gave no token ids. `unserved`: it has no path for them."""
 
     def __init__(self, message: str, *, unserved: bool = False) -> None:
         super().__init__(message)
@@ -44,10 +44,10 @@ class EngineTokensError(Exception):
 
 
 class EngineTokens:
-    """Asks the engines of one pool. `close` it."""
+    """Asks the engines of one pool. Its user must `close` it."""
 
     def __init__(self, security: UpstreamSecurity | None = None) -> None:
-        """`security`: how the workers are reached; plain HTTP when None."""
+        """`security`: TLS and credentials for the workers; None: plain HTTP."""
         self._security = security
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -57,11 +57,11 @@ class EngineTokens:
     async def ask(
         self, address: str, path: str, body: bytes, fields: Mapping[str, Any], seconds: float, *, renders: bool = True
     ) -> bytes:
-        """Ids of a request's prompt, packed by `indexer.keys.token_bytes`; of the first where there are several.
+        """Token ids of a request's prompt, packed by `indexer.keys.token_bytes`; of the first of several prompts.
 
-        `address`: host:port of a worker. `path`: where the request goes; `body`: it, as the worker would get it;
-        `fields`: the same, parsed. `renders`: as its dialect says. Raises EngineTokensError, after `seconds` at the
-        latest.
+        `address`: host:port of a worker. `path` and `body`: the request's, as the worker would get them. `fields`: the
+        parsed body. `renders`: whether the engine's dialect has `/render`. Raises EngineTokensError, after `seconds` at
+        the latest.
         """
         if self._under_way >= CONCURRENT:
             raise EngineTokensError(f"{CONCURRENT} questions are under way")
@@ -125,7 +125,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _ids(content: bytes, path: str) -> bytes:
-    """Of `{"token_ids": [...]}`, a list of such, or `{"tokens": [...]}`."""
+    """Reads `{"token_ids": [...]}`, a list of such objects, or `{"tokens": [...]}`."""
     try:
         reply = orjson.loads(content)
         if isinstance(reply, list) and reply:

@@ -1,7 +1,6 @@
 """Tokenizer and templates of a model on the Hugging Face hub, through `huggingface_hub`, where it is installed.
 
-What that library is told by its own environment variables holds here too: HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT,
-HF_HOME.
+That library reads its own environment variables: HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT, HF_HOME.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from warmroute.model_files import MODEL_FILES, TEMPLATE_FOLDER, TOKENIZER_FILE
 
 
 class HubError(Exception):
-    """The hub's files cannot be had; the message says why and what else there is."""
+    """The hub's files cannot be fetched. The message says why, and what to do instead."""
 
 
 def hub_folder(name: str) -> Path:
-    """The folder with the files of `org/name` or `org/name@revision`, fetched unless they are there. Blocks.
+    """The folder with the files of `org/name` or `org/name@revision`, fetched where the cache lacks them. Blocks.
 
     Raises HubError.
     """
@@ -34,7 +33,7 @@ def hub_folder(name: str) -> Path:
                 allow_patterns=[*MODEL_FILES, f"{TEMPLATE_FOLDER}/*.jinja"],
             )
         )
-    except Exception as error:  # of the hub, of HTTP clients that it chooses, of the disk
+    except Exception as error:  # the library, its HTTP client and the disk raise many kinds
         first_line = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise HubError(f"tokenizer: {name} cannot be fetched from the hub: {first_line}: {remedy}") from error
     if not (folder / TOKENIZER_FILE).is_file():

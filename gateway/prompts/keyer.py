@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gateway.prompts.body import CHARACTERS_PER_TOKEN, PIECES_LIMIT, BodyKind, RoutedBody, routed_body
-from gateway.prompts.conversation import Chat, Completion, Request, Unkeyed
 from gateway.prompts.encoding import PromptEncoder, Unfinished
 from gateway.prompts.media import block_extras
+from gateway.prompts.prompt_input import Chat, Completion, PromptInput, Unkeyed
 from gateway.prompts.tokenizer import PromptTokenizer, TokenizerError
 from indexer.keys import TOKEN_BYTES, chain, root
 from warmroute.chat_template import ChatTemplate, ChatTemplateError, ConversationError
@@ -24,20 +24,20 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Work on the loop stalls every stream of the process. Templates take up to 4 us a message, tool call or tool and 3 ns a
-# byte, packing and keys less: a millisecond for what is within both bounds. All else goes to the threads, and so does
-# what has more to tokenise than the tokenizer's `inline_characters`.
+# Work on the loop delays every stream of the process. Templates take up to 4 us a message, tool call or tool and 3 ns a
+# byte; packing and keys take less. So a prompt within both bounds takes about a millisecond. Larger ones go to the
+# threads, as do those with more to tokenise than the tokenizer's `inline_characters`.
 INLINE_BYTES: Final = 65_536
 INLINE_PIECES: Final = 200
 THREADS: Final = 2
-# More than any context holds today; the thread would work on it for seconds, for a request that fails.
+# Bytes: more than any context holds. A thread would need seconds, for a request that the engine refuses.
 SIZE_LIMIT: Final = 8_000_000
 PENDING_LIMIT: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class KeySpace:
-    """What a pool's workers key by."""
+    """What a pool's keys depend on, besides the tokens."""
 
     fingerprint: str
     index_block_tokens: int
@@ -45,17 +45,17 @@ class KeySpace:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request's prompt: how many tokens, and the keys of its full index blocks."""
+    """A prompt's length in tokens, and the keys of its full index blocks."""
 
     tokens: int
     keys: list[int]
     exact: bool = True
-    """False where the engine may count otherwise: it puts in tokens of media, cuts what is too long for it, or has
+    """False where the engine may count other tokens: it inserts those of media, cuts a prompt that is too long, or gets
     several prompts at once."""
 
 
 class PromptKeyer:
-    """One pool's prompts. Long ones go to a few threads, at most `PENDING_LIMIT` at a time."""
+    """Keys one pool's prompts. Long ones go to `THREADS` threads, at most `PENDING_LIMIT` at a time."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class PromptKeyer:
     def from_folder(
         cls, folder: Path, *, budget_seconds: float, media: Mapping[MediaKind, MediaTokensConfig] | None = None
     ) -> PromptKeyer:
-        """Read tokenizer and chat template of a model's folder; raises TokenizerError.
+        """Read tokenizer and chat template of a model's folder. Raises TokenizerError.
 
-        A missing or broken template is no error: chats are routed by load then, completions are keyed.
+        A missing or broken template is no error: then chats are routed by load, and completions are keyed.
         """
         template: ChatTemplate | None = None
         try:
@@ -88,27 +88,27 @@ class PromptKeyer:
         return cls(tokenizer, template, budget_seconds=budget_seconds, media=media)
 
     def close(self) -> None:
-        """Let the threads end; what they have begun is finished."""
+        """End the threads after the work that they have begun. Does not wait."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def read(
         self, fields: Mapping[str, Any], size: int, kind: BodyKind, *, deadline: float
     ) -> RoutedBody | Unkeyed:
-        """`routed_body`, on a thread where the body has many bytes; Unkeyed where that is not done in time.
+        """`routed_body`, on a thread above INLINE_BYTES; Unkeyed where it is not done by the deadline.
 
-        `deadline`: as `deadline()` says. Raises BadRequestError.
+        `size` in bytes; `deadline` in the loop's time. Raises BadRequestError.
         """
         if size <= INLINE_BYTES:
             return routed_body(fields, size, kind)
         return await self._on_thread(partial(routed_body, fields, size, kind), size // CHARACTERS_PER_TOKEN, deadline)
 
     def deadline(self) -> float:
-        """When a request that comes now has to be keyed, in the running loop's time."""
+        """The deadline of a request that arrives now, in the running loop's time."""
         return asyncio.get_running_loop().time() + self._budget_seconds
 
     async def key(self, body: RoutedBody, space: KeySpace, *, deadline: float | None = None) -> Prompt | Unkeyed:
-        """The prompt's keys, or why there are none. Never raises for what a client sent. `deadline`: by default the
-        budget from now."""
+        """The prompt's keys, or why there are none. Raises nothing for a client's input. `deadline`: in the loop's
+        time; None: the budget from now."""
         if isinstance(body.prompt, Unkeyed):
             return body.prompt
         begun = None
@@ -130,7 +130,7 @@ class PromptKeyer:
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         future.add_done_callback(self._finished)
         try:
-            # Shielded: what is late for this request is remembered for the next one.
+            # Shielded: the thread goes on after the timeout and fills the memo for the next request.
             async with asyncio.timeout_at(deadline):
                 return await asyncio.shield(future)
         except TimeoutError:
@@ -149,8 +149,8 @@ class PromptKeyer:
     def _prompt(
         self, body: RoutedBody, space: KeySpace, *, character_limit: int, begun: Unfinished | None = None
     ) -> Prompt | Unkeyed | Unfinished | None:
-        """Render, tokenise, key. Unfinished, to be `begun` with, or None where more characters would have to be
-        tokenised than the limit."""
+        """Render, tokenise, key. Where more characters must be tokenised than the limit: Unfinished, which a later call
+        takes as `begun`, or None."""
         if isinstance(body.prompt, Unkeyed):
             return body.prompt
         try:
@@ -180,7 +180,7 @@ class PromptKeyer:
 
     @staticmethod
     def key_ids(token_ids: bytes, body: RoutedBody, space: KeySpace) -> Prompt:
-        """The prompt of `body` by token ids from elsewhere, packed by `indexer.keys.token_bytes`."""
+        """`token_ids`: the prompt's, as the engine gave them, packed by `indexer.keys.token_bytes`."""
         seed = root(space.fingerprint, adapter=body.adapter, salt=body.salt)
         return Prompt(len(token_ids) // TOKEN_BYTES, chain(token_ids, seed, block_tokens=space.index_block_tokens))
 
@@ -189,8 +189,8 @@ def _is_small(body: RoutedBody) -> bool:
     return body.size <= INLINE_BYTES and _pieces(body.prompt) <= INLINE_PIECES
 
 
-def _pieces(prompt: Request | Unkeyed) -> int:
-    """How many things a template or a tokenizer goes through one by one."""
+def _pieces(prompt: PromptInput | Unkeyed) -> int:
+    """How many messages, parts, tool calls, tools or prompts there are: each has a fixed cost."""
     if not isinstance(prompt, Chat):
         return len(prompt.prompts) if isinstance(prompt, Completion) else 0
     pieces = len(prompt.messages) + len(prompt.tools or ())

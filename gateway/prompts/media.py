@@ -1,8 +1,8 @@
 """Images, audio and video within a prompt.
 
-The engine puts as many tokens in an item's place as its processor finds right. Where the pool's configuration says how
-many that are, the whole prompt is keyed, and each item's digest goes into the blocks that the item covers: two prompts
-that differ in the picture alone share nothing from it on.
+The engine's processor decides how many tokens an item takes. Where the pool's configuration gives that number, the
+whole prompt is keyed, and each item's digest goes into the keys of the blocks that it covers. So two prompts with
+different images have different keys from the image on.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _SOURCES: Final = ("image_url", "audio_url", "video_url", "input_audio")
 
 @dataclass(frozen=True, slots=True)
 class MediaSize:
-    """How an item of one kind stands in a prompt of token ids."""
+    """The token ids of an item of one kind."""
 
     placeholder: bytes
-    """The id that the rendered chat has in its place, packed."""
+    """The one id in its place in the rendered chat, packed."""
     tokens: bytes
-    """The ids that the engine puts there, packed."""
+    """The ids by which the engine replaces it, packed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedItem:
-    """An item of a prompt: its digest, and the positions that it covers."""
+    """An item of a prompt: its digest, its first token's position, and its number of tokens."""
 
     digest: bytes
     first: int
@@ -46,9 +46,9 @@ class PlacedItem:
 
 
 def item_digest(part: Mapping[str, Any]) -> bytes:
-    """What tells one item from another: SHA-256 of a data URL's bytes, of any other URL itself.
+    """The item's identity: SHA-256 of a data URL's bytes, or of any other URL itself.
 
-    A `uuid` that the client names the item by stands for itself, as engines take it for the item's identity.
+    A `uuid` from the client is used as it is, since engines take it as the item's identity.
     """
     if (uuid := part.get("uuid")) is not None:
         return str(uuid).encode("utf-8", "surrogatepass")
@@ -63,7 +63,7 @@ def item_digest(part: Mapping[str, Any]) -> bytes:
 
 
 def sent_bytes(part: Mapping[str, Any]) -> int:
-    """How long the text is that a part's data, or where it is to be had, takes in a body."""
+    """Bytes that a part's data or URL takes in the body, counted in characters."""
     size = 0
     for name in _SOURCES:
         source = part.get(name)
@@ -78,7 +78,7 @@ def place_items(
     """Put each item's tokens in its placeholder's place.
 
     `token_ids` and the result are packed by `indexer.keys.token_bytes`. None where a kind's size is not known, and
-    where there are more or fewer placeholders than items: a text that spells one out is not told from a real one.
+    where the number of placeholders is not that of the items: a text may contain the placeholder itself.
     """
     waiting: dict[bytes, deque[MediaPart]] = {}
     for item in items:
@@ -112,7 +112,7 @@ def place_items(
 
 
 def block_extras(items: Sequence[PlacedItem], block_tokens: int) -> dict[int, list[Extra]]:
-    """Items by the blocks that they overlap, as `indexer.keys.chain` takes them."""
+    """Items by the number of each block that they overlap, for `indexer.keys.chain`."""
     extras: dict[int, list[Extra]] = {}
     for item in items:
         last = item.first + item.tokens - 1
@@ -131,7 +131,7 @@ def _data_of(url: str) -> bytes:
 
 
 def _decoded(data: str) -> bytes:
-    """Of base64; text that is none stands for itself."""
+    """Base64-decoded; the text's own bytes where it is not base64."""
     try:
         return base64.b64decode(data)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""`POST /v1/messages`, Anthropic's: content blocks mapped to the chat that vLLM makes of them."""
+"""`POST /v1/messages` of Anthropic: content blocks become the chat that vLLM makes from them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.prompts.chat import chat_messages, template_variables
-from gateway.prompts.conversation import Chat, MalformedError, Unkeyed
+from gateway.prompts.prompt_input import Chat, MalformedError, Unkeyed
 from gateway.prompts.tools import message_tools
 
 _BILLING: Final = "x-anthropic-billing-header"
-"""Begins a block of Claude Code's that differs in each request: engines leave it out."""
+"""First text of a block by Claude Code that differs in each request. Engines leave the block out."""
 
 
 def message_prompt(fields: Mapping[str, Any]) -> Chat | Unkeyed:
     """Raises MalformedError."""
     given = chat_messages(fields.get("messages"))
     if any(message.get("role") == "system" for message in given):
-        # Where these go differs between engines and their versions, and with what the template can do.
+        # Engines, their versions and templates put these messages in different places.
         return Unkeyed("inline_system")
     config = fields.get("output_config")
     effort = config.get("effort") if isinstance(config, dict) else None
@@ -62,7 +62,7 @@ def _add_message(messages: list[dict[str, Any]], message: Mapping[str, Any]) -> 
 
 @dataclass(slots=True)
 class _Turn:
-    """What the blocks of one message come to."""
+    """The fields of the chat message that one message's blocks make."""
 
     parts: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -97,7 +97,7 @@ class _Turn:
 
 
 def _add_result(messages: list[dict[str, Any]], block: Mapping[str, Any]) -> None:
-    """A tool's result: a message of the tool's, and one of the user's with the images in it."""
+    """A tool's result: a `tool` message, and a `user` message with its images."""
     content = block.get("content")
     texts: list[str] = []
     images: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from warmroute.process.cached_labels import Counter
 
 
 class PromptMetrics:
-    """What is counted of the tokenizers of pools."""
+    """Metrics of each pool's tokenizer."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.pool_fingerprints = Gauge(

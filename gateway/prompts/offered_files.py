@@ -1,7 +1,7 @@
-"""The files that a pool's workers offer: which there are, fetched from the index, checked, put into a folder.
+"""The files that a pool's workers offer: fetched from the index, checked, and written into a folder.
 
-What lies in Redis may be anything: every file is held against the size and the SHA-256 that the workers' facts name,
-and names become paths only where `warmroute.model_files` knows them.
+Files in Redis are not trusted: each must have the size and the SHA-256 of the workers' facts, and its name must be one
+of `warmroute.model_files`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from indexer.layout import WorkerFacts, file_key
 from warmroute.model_files import TOKENIZER_FILE, offered
 from warmroute.redis.client import Client
 
-# A call that keeps Redis from others for a fraction of a millisecond.
+# Redis needs a fraction of a millisecond for such a piece; other calls wait meanwhile.
 PIECE_BYTES: Final = 262_144
 TOTAL_BYTES: Final = 134_217_728
 
 
 class ModelFilesError(Exception):
-    """The files cannot be had, or are not what the workers say; the message names the file and the remedy."""
+    """A file cannot be fetched, or is not the one that the workers offer. The message names it and the remedy."""
 
 
 class NotThereYetError(ModelFilesError):
-    """The index does not have a file yet: workers send it within seconds of their Hello."""
+    """The index does not have a file yet. Workers send it within seconds after their Hello."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSet:
-    """What one worker offers, a tokenizer among it; equal for workers that have the same files."""
+    """The files that one worker offers, with a tokenizer. Equal for workers with the same files."""
 
     files: tuple[ModelFile, ...]
 
     @classmethod
     def of(cls, facts: WorkerFacts) -> Self | None:
-        """None where the worker offers no tokenizer, or more than a gateway takes."""
+        """None where the worker offers no tokenizer, or more than TOTAL_BYTES."""
         taken = offered(facts.files)
         if TOKENIZER_FILE not in taken or sum(size for _, size in taken.values()) > TOTAL_BYTES:
             return None
@@ -60,12 +60,12 @@ class FileSet:
 
     @property
     def bare(self) -> bool:
-        """Nothing but a tokenizer: what releases offered that had no means to send more."""
+        """Whether there is only a tokenizer, as from workers that send no templates."""
         return len(self.files) == 1
 
 
 async def fetch(redis: Client, pool: str, files: FileSet) -> Mapping[ModelFile, bytes]:
-    """The files as they lie in the index, compressed; `unpack` checks them.
+    """The compressed files of the index; `unpack` checks them.
 
     Raises NotThereYetError, ModelFilesError, RedisError.
     """
@@ -73,9 +73,9 @@ async def fetch(redis: Client, pool: str, files: FileSet) -> Mapping[ModelFile, 
 
 
 def unpack(compressed: Mapping[ModelFile, bytes], folder: Path) -> None:
-    """Check the files and write them into the folder. Takes a second for a large tokenizer: not for the loop.
+    """Check the files and write them into the folder. Takes a second for a large tokenizer: call it on a thread.
 
-    Raises ModelFilesError for contents that are not what the digest names, OSError.
+    Raises ModelFilesError where a size or a digest is wrong, and OSError.
     """
     for file, data in compressed.items():
         contents = _contents(file, data)
@@ -86,7 +86,7 @@ def unpack(compressed: Mapping[ModelFile, bytes], folder: Path) -> None:
 
 async def _fetch_file(redis: Any, pool: str, file: ModelFile) -> bytes:
     key = file_key(pool, file.digest)
-    # Text that does not compress grows by a few bytes in a thousand.
+    # Incompressible data grows by a few bytes in a thousand.
     limit = file.size + file.size // 100 + PIECE_BYTES
     pieces: list[bytes] = []
     read = 0
@@ -102,7 +102,7 @@ async def _fetch_file(redis: Any, pool: str, file: ModelFile) -> bytes:
 
 
 def _contents(file: ModelFile, data: bytes) -> bytes:
-    """Never more than the size that the worker named, whatever the data would unpack to."""
+    """Unpacks at most one byte more than the file's size, to bound the memory."""
     unpacker = zlib.decompressobj()
     try:
         contents = unpacker.decompress(data, file.size + 1)
@@ -122,9 +122,9 @@ def _wrong(file: ModelFile, what: str) -> ModelFilesError:
 
 
 def most_common(sets: Iterable[FileSet], current: FileSet | None) -> FileSet | None:
-    """The set to key with: that of most workers with the tokenizer that most workers have; ties go to `current`.
+    """The set to key with: the most common one among workers with the most common tokenizer. Ties go to `current`.
 
-    A bare set says nothing about templates: it counts only where there are no others with its tokenizer.
+    A bare set has no templates: it is chosen only where no other set has its tokenizer.
     """
     by_tokenizer: dict[str, dict[FileSet, int]] = {}
     for files in sets:

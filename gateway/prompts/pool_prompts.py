@@ -1,12 +1,12 @@
-"""Which keyer serves a pool now, and where its tokenizer is from.
+"""The keyer that a pool uses now, and where its tokenizer comes from.
 
-A folder or a model of the hub, where the configuration names one; else the files that the pool's workers offer, fetched
-from the index when they are first seen and again when the workers change to others. Until then, and where anything is
-wrong, the pool's requests are routed by load, and `/readyz` says why.
+It comes from a folder or a model of the hub, where the configuration names one; else from the files that the pool's
+workers offer. Those are fetched from the index when they are first offered, and again when the workers offer others.
+Without a keyer the pool's requests are routed by load, and `/readyz` says why.
 
-Workers of one pool may offer different files, during a rollout say. One set is keyed with, that of most workers; the
-others' workers match nothing and are routed by load. Keying every request once for each set would cost as much again on
-every request's path, to find blocks in caches that are about to go or have just begun to fill.
+Workers of one pool may offer different files, for example during a rollout. Prompts are keyed with one set, that of
+most workers; workers with another set match no keys and are routed by load. Keying each request with each set would
+multiply its cost, to find blocks in caches that are about to end or still almost empty.
 """
 
 from __future__ import annotations
@@ -45,44 +45,44 @@ from warmroute.redis.client import Client
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.25
-# Workers send their files within seconds; until then a look costs one small call.
+# Workers send their files within seconds; asking for them costs one small call.
 ABSENT_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = (1.0, 30.0)
 HUB_RETRY_SECONDS: Final = (5.0, 300.0)
-# A gateway that starts takes no requests this long for workers' files that are on their way.
+# After its start a gateway is not ready for this long while workers' files are missing.
 SETTLE_SECONDS: Final = 10.0
-# Requests that began with a keyer are through with it, or have given up, long before.
+# Longer than any request uses the keyer that it began with.
 RETIRE_SECONDS: Final = 10.0
 
 NOTHING_OFFERED: Final = "no worker has offered its tokenizer yet"
 
-Source = Literal["folder", "hub", "workers", "none"]
-SOURCES: Final[tuple[Source, ...]] = ("folder", "hub", "workers", "none")
+TokenizerSource = Literal["folder", "hub", "workers", "none"]
+TOKENIZER_SOURCES: Final[tuple[TokenizerSource, ...]] = ("folder", "hub", "workers", "none")
 Attempt = Literal["done", "absent", "failed"]
 
 
 @dataclass(slots=True)
 class PoolPrompts:
-    """What a pool's prompts are keyed with now; `keyer` None: requests go by load, and `trouble` says why."""
+    """The keyer of a pool's prompts. None: requests are routed by load, and `trouble` says why."""
 
     keyer: PromptKeyer | None = None
     origin: str = ""
-    """Where the tokenizer is from, for people."""
+    """Where the tokenizer comes from, as text for logs and the console."""
     trouble: str = NOTHING_OFFERED
     check: SelfCheck = field(default_factory=SelfCheck)
-    """What replies say of this keyer's token ids."""
+    """Compares this keyer's token counts with those of replies."""
 
     def describe(self) -> str:
-        """Where the tokenizer is from, or why there is none."""
+        """Where the tokenizer comes from, or why there is none."""
         if self.keyer is None:
             return f"none: {self.trouble}"
         return f"{self.origin}; {self.trouble}" if self.trouble else self.origin
 
 
 class KeyerSupply:
-    """Fills a pool's `prompts`. `run` is the one task; its owner cancels and watches it, and calls `close` at the end.
+    """Sets the keyer of a pool's `prompts`. `run` is its one task; the caller cancels it, then calls `close`.
 
-    Memory: the keyer in use, one that is being made, and for `RETIRE_SECONDS` those that it replaced.
+    Memory: the keyer in use, one that is being made, and replaced ones for `RETIRE_SECONDS`.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class KeyerSupply:
         use_tokenizer: Callable[[str], None],
         make: Callable[[Path], PromptKeyer],
     ) -> None:
-        """`workers`: what the pool's workers say now. `use_tokenizer` is told the digest of a tokenizer put to use.
-        `make` reads a model's folder, all of it at once, on a thread; it raises TokenizerError.
+        """`workers`: the facts of the pool's workers now. `use_tokenizer`: called with the digest of a new tokenizer.
+        `make`: makes a keyer from a model's folder, on a thread; it raises TokenizerError and keeps no file open.
         """
         self.prompts = PoolPrompts()
         self._config = config
@@ -109,7 +109,7 @@ class KeyerSupply:
         self._retired: list[tuple[float, PromptKeyer]] = []
         self._complained = ""
         self._offered_at: float | None = None
-        """When a worker's files were first seen."""
+        """When a worker first offered files, in monotonic seconds."""
         self._set_source("none")
         if config.model_path is not None:
             self._load_folder(config.model_path)
@@ -117,7 +117,7 @@ class KeyerSupply:
             self.prompts.trouble = f"{config.tokenizer} is being fetched from the hub"
 
     async def run(self) -> None:
-        """Keep the keyer what the configuration or the workers ask for."""
+        """Replace the keyer whenever the workers offer other files; retry after failures. Ends only when cancelled."""
         name = self._config.tokenizer
         shortest, longest = RETRY_SECONDS if name is None else HUB_RETRY_SECONDS
         delay, retry_at = shortest, 0.0
@@ -135,21 +135,21 @@ class KeyerSupply:
 
     @property
     def settling(self) -> bool:
-        """Whether the first keyer is about to be there: there are files, and nothing has gone wrong with them yet."""
+        """Whether the first keyer is expected soon: workers offer files, and none has failed yet."""
         if self.prompts.keyer is not None or self._offered_at is None or self._complained:
             return False
         return time.monotonic() - self._offered_at < SETTLE_SECONDS
 
     def close(self) -> None:
-        """End all keyers."""
+        """Close all keyers."""
         self._close_retired(math.inf)
         if self.prompts.keyer is not None:
             self.prompts.keyer.close()
 
-    # --- from where --------------------------------------------------------------------------------------------------
+    # --- sources -----------------------------------------------------------------------------------------------------
 
     def _load_folder(self, folder: Path) -> None:
-        """At the start, where there is nothing yet to hold up."""
+        """Blocks, which is allowed only before the loop serves requests."""
         try:
             keyer = self._make(folder)
         except TokenizerError as error:
@@ -171,7 +171,7 @@ class KeyerSupply:
         return self._use(keyer, "hub", f"hub model {name}")
 
     async def _try_workers(self, facts: Iterable[WorkerFacts]) -> Attempt:
-        """Fetch and use what most workers offer, unless that is what is in use."""
+        """Fetch and use the most common files, unless they are in use."""
         files = most_common(filter(None, map(FileSet.of, facts)), self._files)
         if files is None or files == self._files:
             self._complained = ""
@@ -190,7 +190,7 @@ class KeyerSupply:
         except (RedisError, OSError, ModelFilesError, TokenizerError) as error:
             return self._failed(f"the workers' files: {error}")
         except Exception as error:
-            # Files come from workers; whatever they make of the tokenizer's code must not end the gateway.
+            # Files come from workers: no error that the tokenizer raises for them may end the gateway.
             logger.exception("pool %s: its workers' files cannot be used", self._config.name)
             return self._failed(f"the workers' files cannot be used: {error!r}")
         self._files = files
@@ -205,7 +205,7 @@ class KeyerSupply:
 
     # --- in use ------------------------------------------------------------------------------------------------------
 
-    def _use(self, keyer: PromptKeyer, source: Source, origin: str) -> Attempt:
+    def _use(self, keyer: PromptKeyer, source: TokenizerSource, origin: str) -> Attempt:
         prompts = self.prompts
         if prompts.keyer is not None:
             self._retired.append((time.monotonic() + RETIRE_SECONDS, prompts.keyer))
@@ -227,7 +227,7 @@ class KeyerSupply:
         return "failed"
 
     def _absent(self, trouble: str) -> Attempt:
-        """Nothing is wrong yet; said once, should it last."""
+        """Logs a warning once where files are missing for more than SETTLE_SECONDS."""
         self.prompts.trouble = trouble
         waited = time.monotonic() - (self._offered_at or math.inf)
         if waited > SETTLE_SECONDS and trouble != self._complained:
@@ -236,8 +236,8 @@ class KeyerSupply:
             logger.warning("pool %s: %s. Do the indexers take files (indexer.model_files_bytes)?", name, trouble)
         return "absent"
 
-    def _set_source(self, source: Source) -> None:
-        for name in SOURCES:
+    def _set_source(self, source: TokenizerSource) -> None:
+        for name in TOKENIZER_SOURCES:
             self._metrics.tokenizer.labels(self._config.name, name).set(name == source)
 
     def _count_sets(self, facts: Iterable[WorkerFacts]) -> None:

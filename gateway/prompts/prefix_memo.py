@@ -1,7 +1,7 @@
-"""Prompts seen before, up to their last special token: their ids and keys.
+"""Remembers the ids and keys of earlier prompts up to their last special token.
 
-The next turn of a conversation begins with the text of the one before, when the template only appends. Then neither
-the old part's segments nor its blocks are looked at again: one comparison of memory finds that they are known.
+The next turn of a conversation begins with the text of the turn before, where the template only appends. Then one
+comparison of memory replaces the tokenising and hashing of that text.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from gateway.prompts.bounded_memo import BoundedMemo
 from gateway.prompts.special_tokens import SpecialTokens
 from indexer.keys import TOKEN_BYTES, chain
 
-ENTRY_BYTES: Final = 600  # of an entry's objects, beside text, ids and keys
+ENTRY_BYTES: Final = 600  # an entry's objects, without text, ids and keys
 KEY_BYTES: Final = 40  # an integer and the list's place for it
-LEAST_BLOCK_TOKENS: Final = 16  # of index blocks, to say how many keys an entry can have
+LEAST_BLOCK_TOKENS: Final = 16  # the smallest index block: it bounds the number of keys
 ENDING_CHARACTERS: Final = 64
-# Where ends of a known prefix are looked for: in the last so many characters of a text, at no more places than this.
-# What a turn adds is mostly shorter; where it is not, the prompt's segments are looked up one by one.
+# A known prefix must end within the last so many characters of a text, and at most MOST_PLACES ends are tried. Most
+# turns add less. Where a turn adds more, the prompt's segments are looked up one by one.
 WINDOWS: Final = (8_192, 65_536)
 MOST_PLACES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Chained:
-    """Keys of a prefix's full blocks under one root, with `before` (packed ids) in front of it."""
+    """Keys of a prefix's full blocks under the root `seed`. `before`: packed ids in front of the prefix."""
 
     seed: int
     block_tokens: int
@@ -36,15 +36,15 @@ class Chained:
 
 @dataclass(slots=True)
 class Prefix:
-    """The beginning of a prompt, which ends with a special token. `text` and `ids` never change."""
+    """The beginning of a prompt, up to a special token. `text` and `ids` (packed) never change."""
 
     text: str
     ids: bytes
     chained: Chained | None = None
-    """The keys under the root that asked last. Replaced as a whole, so that threads see one or the other."""
+    """The keys under the root used last. Replaced as a whole, so that other threads never see half of a change."""
 
     def keys(self, seed: int, block_tokens: int, before: bytes) -> list[int]:
-        """Keys of its full blocks."""
+        """Keys of its full blocks under the root `seed`, after the packed ids `before`."""
         chained = self.chained
         if chained is None or (chained.seed, chained.block_tokens, chained.before) != (seed, block_tokens, before):
             keys = chain(before + self.ids, seed, block_tokens=block_tokens)
@@ -52,7 +52,7 @@ class Prefix:
         return chained.keys
 
     def extend(self, text: str, ids: bytes) -> Prefix:
-        """A longer prefix, whose keys go on where this one's end."""
+        """This prefix with `text` and its packed `ids` added. Known keys are reused."""
         longer = Prefix(self.text + text, self.ids + ids)
         chained = self.chained
         if chained is not None:
@@ -62,13 +62,13 @@ class Prefix:
 
 
 def continue_chain(keys: list[int], ids: bytes, seed: int, block_tokens: int) -> list[int]:
-    """The keys of `ids`, of whose first blocks `keys` are known."""
+    """All keys of the packed `ids`; `keys` are those of its first blocks."""
     rest = chain(ids[len(keys) * block_tokens * TOKEN_BYTES :], keys[-1] if keys else seed, block_tokens=block_tokens)
     return keys + rest
 
 
 class PrefixMemo:
-    """Known prefixes by their length and their last characters; the least recently used leave first."""
+    """Known prefixes by their length and their last characters. The least recently used are dropped first."""
 
     def __init__(self, special: SpecialTokens, limit_bytes: int) -> None:
         self._special = special
@@ -76,11 +76,11 @@ class PrefixMemo:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, about."""
+        """Bytes that it takes, estimated."""
         return self._prefixes.size
 
     def find(self, text: str) -> Prefix | None:
-        """The longest known prefix of a text that ends in one of the windows."""
+        """The longest known prefix of a text that ends in one of WINDOWS; None where there is none."""
         tried = 0
         searched_from = len(text)
         for window in WINDOWS:
@@ -101,8 +101,7 @@ class PrefixMemo:
         return None
 
     def put(self, prefix: Prefix, *, instead_of: Prefix | None = None) -> None:
-        """Remember a prefix. The shorter one that it goes on from is seldom asked for again: its place is worth more
-        than a second conversation that begins alike, whose segments are known in any case."""
+        """Remember a prefix, and forget `instead_of`, which it extends: an earlier turn is seldom sent again."""
         if instead_of is not None:
             self._prefixes.discard(_name(instead_of.text, len(instead_of.text)))
         self._prefixes.put(_name(prefix.text, len(prefix.text)), prefix)

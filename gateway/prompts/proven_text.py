@@ -1,4 +1,4 @@
-"""Which texts two engines cut and join alike for certain."""
+"""The texts for which two tokenizer libraries are proven to give the same ids."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import unicodedata
 from functools import cache
 from typing import Final
 
-# tiktoken's pattern engine gives up, in a panic, on runs of blanks between 100,000 and a million characters long. A run
-# of twice the window holds a whole one, wherever it begins.
+# tiktoken's regex engine panics on runs of blanks of 100,000 to a million characters. A run of twice the window
+# contains a whole window, wherever the run begins.
 BLANK_WINDOW: Final = 50_000
 STRETCH: Final = 32_768
 _BMP: Final = 0x10000
 
 
 class ProvenText:
-    """Says whether the engines agree on a text whatever it says. They differ where
+    """Decides whether a text is proven. The libraries may differ where
 
-    - characters are younger than the Unicode tables of one of them: those unassigned in Python's tables are left out,
-      and half surrogates, which are no characters at all;
-    - a text has to be normalised first, which each engine would do by tables of its own;
-    - blanks run on beyond any sense.
+    - a character is newer than the Unicode tables of one of them: characters that are unassigned in Python's tables are
+      not proven, nor are lone surrogates;
+    - a text must be normalised first, which each library does by its own tables;
+    - a run of blanks is at least BLANK_WINDOW characters long.
     """
 
     def __init__(self, *, nfc: bool) -> None:
@@ -34,7 +34,7 @@ class ProvenText:
             return True
         if self._nfc and not unicodedata.is_normalized("NFC", text):
             return False
-        # By stretches: one search holds the interpreter's lock from its beginning to its end, 10 ns a character.
+        # In stretches: one search holds the GIL from its beginning to its end, 10 ns a character.
         find = self._doubtful.findall
         for start in range(0, len(text), STRETCH):
             for character in set(find(text, start, start + STRETCH)):
@@ -52,8 +52,8 @@ class ProvenText:
 
 @cache
 def _doubtful() -> re.Pattern[str]:
-    """Finds characters that may be unassigned: those of the first plane exactly, all of the others, where text is rare
-    and a class of their own ranges would be searched one by one."""
+    """Finds characters that may be unassigned: exactly those of the first plane, and all of the others, which are rare
+    and whose exact ranges would make each search slower."""
     ranges: list[str] = []
     first: int | None = None
     for code_point in range(_BMP + 1):

@@ -1,7 +1,7 @@
-"""quicktok, an optional engine that has hand-made scanners for a few families' patterns (PyPI: `quicktok-v1`).
+"""quicktok, an optional tokenizer library for the patterns of a few model families (PyPI: `quicktok-v1`).
 
-Its importer writes a vocabulary into a folder, checks it against `tokenizers`, and refuses what it has no scanner for.
-It runs as a process of its own, since it prints and since it is native code that reads a file.
+Its importer writes a vocabulary into a folder, checks it against `tokenizers`, and refuses patterns that it does not
+support. It runs as a separate process, since it prints and since it is native code that reads a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IMPORT_SECONDS: Final = 60.0
 
 
 def build(bpe: ByteLevelBpe, declared: Mapping[str, Any]) -> Callable[[str], list[int]] | None:
-    """quicktok's `encode_ordinary` for a tokenizer; None where it is not installed or not made for it.
+    """quicktok's `encode_ordinary` for a tokenizer; None where it is not installed or does not support the tokenizer.
 
     `declared` is the parsed tokenizer.json that `bpe` was rebuilt from.
     """
@@ -53,6 +53,6 @@ def build(bpe: ByteLevelBpe, declared: Mapping[str, Any]) -> Callable[[str], lis
 
 
 def _has_other_tokens(bpe: ByteLevelBpe, declared: Mapping[str, Any]) -> bool:
-    """Whether the vocabulary holds tokens that are neither made by merges nor special: quicktok would make them."""
+    """Whether the vocabulary has tokens that are neither merged nor special: quicktok would produce them."""
     special = {token.get("content") for token in declared.get("added_tokens") or []}
     return sum(token not in special for token in declared["model"]["vocab"]) != len(bpe.ranks)

@@ -1,6 +1,6 @@
-"""`POST /v1/responses`: input items mapped to the chat that vLLM makes of them.
+"""`POST /v1/responses`: input items become the chat that vLLM makes from them.
 
-Several items can make one message: reasoning, text and calls of one turn of the assistant's stand in one.
+Several items can make one message: reasoning, text and calls of one assistant turn are in one message.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.prompts.chat import template_variables
-from gateway.prompts.conversation import Chat, Handling, MalformedError, Unkeyed
+from gateway.prompts.prompt_input import Chat, Handling, MalformedError, Unkeyed
 from gateway.prompts.tools import response_tools
 
 _UNFINISHED: Final = ("in_progress", "incomplete")
 _STORED: Final = ("previous_response_id", "previous_input_messages", "previous_response", "prompt", "conversation")
-"""Fields that bring in what only the worker that answered before has."""
+"""Fields that refer to data that only the worker of an earlier response has."""
 
 
 def response_prompt(fields: Mapping[str, Any]) -> Chat | Unkeyed:
@@ -51,14 +51,14 @@ def response_prompt(fields: Mapping[str, Any]) -> Chat | Unkeyed:
         not continued,
         continued,
         variables,
-        # `truncation: auto` cuts a prompt that is too long for the model, and leaves any other as it is.
+        # `truncation: auto` cuts a prompt that is too long for the model.
         Handling(add_special_tokens=False, exact=fields.get("truncation") != "auto"),
         typed_calls=False,
     )
 
 
 def _add_item(messages: list[dict[str, Any]], item: object) -> bool:
-    """Add an item, to the assistant's message before it where it belongs there; False for items of other kinds."""
+    """Add an item as a message, or to the assistant's message before it. False for items of unknown kinds."""
     if not isinstance(item, dict):
         raise MalformedError("input")
     match item.get("type", "message"):
@@ -92,7 +92,7 @@ def _add_call(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
 
 
 def _add_to_assistant(messages: list[dict[str, Any]], field: str, text: str) -> None:
-    """To the message before, if that is the assistant's and lacks this field; else as a message of its own."""
+    """Add to the last message, where it is the assistant's and lacks this field; else add a message."""
     last = messages[-1] if messages else {}
     if last.get("role") == "assistant" and last.get(field) is None:
         last[field] = text
@@ -101,7 +101,7 @@ def _add_to_assistant(messages: list[dict[str, Any]], field: str, text: str) -> 
 
 
 def _first_text(content: object) -> str:
-    """Of a string, or of a list's first part: engines read no more of the assistant's own."""
+    """The string, or the text of a list's first part: engines read no other part of the assistant's messages."""
     if isinstance(content, list) and content:
         content = content[0].get("text", "") if isinstance(content[0], dict) else content[0]
     if content is None or content == []:
@@ -112,6 +112,6 @@ def _first_text(content: object) -> str:
 
 
 def _is_unfinished(items: list[Any]) -> bool:
-    """Whether the last item is a part of a reply, to be continued."""
+    """Whether the last item is an unfinished reply that the model continues."""
     last = items[-1] if items else {}
     return last.get("type", "message") in ("message", "reasoning") and last.get("status") in _UNFINISHED

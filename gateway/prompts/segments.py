@@ -1,4 +1,4 @@
-"""Which part of a request each token of its prompt came from. For people who ask; never on a request's way."""
+"""Which part of a request each token of its prompt comes from. For explanations only: no routed request runs it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.prompts.conversation import Chat, Completion, Request, Unkeyed
 from gateway.prompts.encoding import Encoded, PromptEncoder, common_start
+from gateway.prompts.prompt_input import Chat, Completion, PromptInput, Unkeyed
 from indexer.keys import TOKEN_BYTES
 
 TEMPLATE: Final = "template"
@@ -17,7 +17,7 @@ NO_LIMIT: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive tokens of one source: `messages[3] (user)`, `prompt[0]`, `tools`, `image` or `template`."""
+    """Consecutive tokens of one source: `messages[3] (user)`, `prompt[0]`, `tools`, `chat`, `media` or `template`."""
 
     source: str
     first_token: int
@@ -31,11 +31,11 @@ class _Span:
     end: int
 
 
-def explain_prompt(encoder: PromptEncoder, request: Request) -> list[Segment] | Unkeyed:
-    """Segments of the tokens that are keyed, in order and without gaps.
+def explain_prompt(encoder: PromptEncoder, request: PromptInput) -> list[Segment] | Unkeyed:
+    """Segments of the keyed tokens, in order and without gaps.
 
-    A token that begins in one part and ends in the next is the next one's. Parts are found by their texts: what a
-    template changes, or writes itself, is `template`. Raises as `PromptEncoder.encode`.
+    A token that begins in one part and ends in the next belongs to the next. Parts are found by their texts: text that
+    the template changes or adds is `template`. Raises as `PromptEncoder.encode`.
     """
     encoded = encoder.encode(request, character_limit=NO_LIMIT)
     if not isinstance(encoded, Encoded):
@@ -59,12 +59,12 @@ def explain_prompt(encoder: PromptEncoder, request: Request) -> list[Segment] | 
 def _completion(request: Completion, encoded: Encoded) -> Iterator[Segment]:
     tokens = len(encoded.token_ids) // TOKEN_BYTES
     lengths = [len(prompt) for prompt in request.prompts]
-    # Of several the longest is keyed; of texts the one with most characters is so but for odd vocabularies.
+    # The longest of several is keyed. Of texts it is the one with most characters, for almost all vocabularies.
     yield Segment(f"prompt[{lengths.index(max(lengths))}]", 0, tokens)
 
 
 def _with_items(encoded: Encoded) -> Iterator[Segment]:
-    """Of a chat with media, or one that was cut: items, and what is between them."""
+    """For a chat with media, or a truncated one: its items, and the tokens between them."""
     place = 0
     for item in encoded.items:
         if item.first > place:
@@ -77,7 +77,7 @@ def _with_items(encoded: Encoded) -> Iterator[Segment]:
 
 
 def _spans(text: str, request: Chat, messages: list[dict[str, Any]]) -> Iterator[_Span]:
-    """Where in the text each part stands, looked for in their order; the rest is the template's."""
+    """The place of each part in the text, searched in order. The rest is the template's."""
     place = 0
     for source, part in _parts(request, messages):
         found = text.find(part, place) if part else -1
@@ -126,7 +126,7 @@ def _tokens_of(spans: Iterator[_Span], ids: Callable[[int], bytes], whole: bytes
 
 
 def _merged(spans: Iterator[_Span]) -> Iterator[_Span]:
-    """Neighbours of one source as one."""
+    """Joins neighbours of the same source."""
     last: _Span | None = None
     for span in spans:
         if last is not None and last.source == span.source:

@@ -1,9 +1,9 @@
-"""Whether a pool's prompts can be trusted to have the engine's token ids: what its replies say decides.
+"""Checks by a pool's replies whether the gateway's token ids are the engine's.
 
-An id that differs makes every key after it wrong, and nothing but a cache that is never hit tells. So each reply's
-count of prompt tokens is compared with the gateway's own. While most of the last replies differ, prompts are tokenised
-by the engine itself, or, where it has no way to say, routed by load. The gateway's own count goes on being compared
-meanwhile, and comes back when replies agree with it again. No I/O; the clock is an argument.
+One wrong id makes every key after it wrong, and the only sign is a cache that is never hit. So each reply's count of
+prompt tokens is compared with the gateway's own. While at least LEAST of the last WINDOW differ, the engine is asked
+for token ids, or, where it has no path for that, requests are routed by load. The counts are still compared then; the
+gateway's ids are used again when the replies agree. No I/O; the clock is an argument, in seconds.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from enum import StrEnum
 from typing import Final
 
 WINDOW: Final = 32
-"""Replies that the verdict is over."""
+"""How many of the last replies decide."""
 LEAST: Final = 16
-"""Wrong ones among them that end the trust: half, so that one kind of prompt that goes wrong, and is counted, does not
-cost all others the engine's time."""
+"""Differences among them that end the trust: half, so that one rare kind of prompt with a wrong count does not make
+the engine tokenise all others."""
 FAILURES: Final = 8
-"""Failed questions in a row after which the engine is not asked for a while."""
+"""Failures in a row after which the engine is not asked for ASK_AGAIN_SECONDS."""
 MOST_AGAIN: Final = 8
-"""Wrong ones among them with which trust comes back: were it none, one kind that goes wrong would keep it away for
-good once it is lost."""
+"""Differences in WINDOW replies at which trust returns. With 0, one rare kind of prompt with a wrong count would
+prevent that for ever."""
 ASK_AGAIN_SECONDS: Final = 60.0
 _WINDOW_BITS: Final = (1 << WINDOW) - 1
 
 
-class Source(StrEnum):
-    """Where a pool's token ids come from."""
+class TokenIdSource(StrEnum):
+    """Who makes a pool's token ids."""
 
     GATEWAY = "gateway"
     ENGINE = "engine"
     NONE = "none"
-    """Neither: by load."""
+    """Neither: requests are routed by load."""
 
 
 class SelfCheck:
-    """One pool and one tokenizer's verdict. Constant in size."""
+    """For one pool and one tokenizer. Constant in size."""
 
     def __init__(self) -> None:
         self._wrong = 0
@@ -45,16 +45,16 @@ class SelfCheck:
         self._failures = 0
         self._ask_at = 0.0
         self.last_difference: tuple[int, int] | None = None
-        """Own and the engine's count, where they differed last."""
+        """The gateway's and the engine's count in tokens, at the last difference."""
 
-    def source(self, now: float) -> Source:
-        """Where token ids are to come from now."""
+    def source(self, now: float) -> TokenIdSource:
+        """Who makes token ids now."""
         if self._trusted:
-            return Source.GATEWAY
-        return Source.ENGINE if now >= self._ask_at else Source.NONE
+            return TokenIdSource.GATEWAY
+        return TokenIdSource.ENGINE if now >= self._ask_at else TokenIdSource.NONE
 
     def compare(self, own: int, reported: int) -> bool:
-        """Note a reply's count of prompt tokens; whether the verdict on the gateway's own has changed."""
+        """Compare a reply's count of prompt tokens with our own. Returns whether `trusted` has changed."""
         differs = own != reported
         if differs:
             self.last_difference = own, reported
@@ -73,11 +73,11 @@ class SelfCheck:
         return self._trusted
 
     def asked(self) -> None:
-        """The engine has told token ids."""
+        """The engine has answered with token ids."""
         self._failures = 0
 
     def ask_failed(self, now: float, *, unserved: bool) -> bool:
-        """It has not; `unserved`: it has no such path. Whether it is now left alone for a while."""
+        """The engine gave none; `unserved`: it has no path for them. Returns whether asking now pauses."""
         self._failures += 1
         if not unserved and self._failures < FAILURES:
             return False

@@ -22,7 +22,7 @@ MOST_CHARACTERS: Final = 100
 
 
 class SpecialTokens:
-    """A model's added tokens, all of which are found wherever they stand in a text, the longest first."""
+    """A model's added tokens. At each place of a text the longest one is found."""
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         """`ids` must not be empty."""
@@ -31,14 +31,14 @@ class SpecialTokens:
         self._longest = max(map(len, ids))
         self.find = self._boundary.finditer
         self.self_contained = not any(part in ids for outer in ids for part in _parts(outer[:-1]))
-        """Whether a text's boundaries up to the end of one stay where they are whatever follows. They do unless a
-        special token holds another and goes on after it."""
+        """Whether text after a special token never changes the boundaries before it. False where one special token
+        contains another and continues after it."""
 
     def split(self, text: str) -> list[str]:
-        """Cut a text: plain parts, maybe empty, at even places, special tokens at odd ones."""
+        """Cut a text. Plain parts, which may be empty, are at even places, special tokens at odd ones."""
         if len(text) <= STRETCH:
             return self._boundary.split(text)
-        # By stretches: one search holds the interpreter's lock to its end, for 80 ms where nothing is found in 8 MB.
+        # In stretches: one search holds the GIL to its end, for 80 ms where 8 MB contain no special token.
         parts: list[str] = []
         end = 0
         for start in range(0, len(text), STRETCH):
@@ -53,11 +53,11 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, declared: Mapping[str, Any]) -> SpecialTokens | None:
-        """The added tokens of a parsed tokenizer.json; None where there are none or where they are no boundaries, and
-        where they are more or longer than any model's.
+        """The added tokens of a parsed tokenizer.json. None where there are none, where they are not boundaries, and
+        above MOST_TOKENS or MOST_CHARACTERS.
 
-        One that is searched in normalised text, only as a whole word, or together with surrounding blanks makes the
-        cut depend on more than the text between two of them.
+        A token that is searched in normalised text, only as a whole word, or with the blanks around it is no boundary:
+        its match depends on the text outside of it.
         """
         tokens = declared.get("added_tokens") or []
         reaching = ["single_word", "lstrip", "rstrip"]
@@ -74,29 +74,29 @@ class SpecialTokens:
 
 
 def _two_searches_differ(tokens: list[Mapping[str, Any]]) -> bool:
-    """Whether it matters that `tokenizers` looks for tokens of unnormalised text first, for the others in the rest."""
+    """Whether two searches find other tokens than one: `tokenizers` searches those of unnormalised text first."""
     first = {token["content"] for token in tokens if token.get("content") and not token.get("normalized")}
     others = {token["content"] for token in tokens if token.get("content") and token.get("normalized")}
     return _can_touch(first, others) or _can_touch(others, first)
 
 
 def _can_touch(ones: set[str], others: set[str]) -> bool:
-    """Whether one of the first can begin within one of the second, or at its place, in a text."""
+    """Whether a token of the first set can overlap one of the second in a text."""
     starts = {one[:length] for one in ones for length in range(1, len(one) + 1)}
     ends = {other[place:] for other in others for place in range(len(other))}
     return not starts.isdisjoint(ends) or any(part in ones for other in others for part in _parts(other))
 
 
 def _parts(text: str) -> Iterator[str]:
-    """All stretches of a text."""
+    """All substrings that are not empty."""
     return (text[start:end] for start in range(len(text)) for end in range(start + 1, len(text) + 1))
 
 
 def _any_of(words: Sequence[str]) -> str:
-    """A pattern that finds the longest of some words, given in order.
+    """A pattern that finds the longest of some words, which must be sorted.
 
-    Words that begin alike share what matches their beginning: a search tries a few characters at each place of a text,
-    not thousands of words.
+    Words with a common beginning share its part of the pattern: at each place of a text a search tries a few
+    characters, not thousands of words.
     """
     head = commonprefix((words[0], words[-1]))  # noqa: RUF071  of characters: these are no paths
     rests = [word[len(head) :] for word in words]

@@ -1,8 +1,7 @@
-"""Text to token ids, as the engine does it, with what was tokenised before remembered.
+"""Text to the engine's token ids, with a memo of earlier results.
 
-A text is cut at its special tokens (`special_tokens`). The ids of the segments between them are remembered, for all
-conversations, and so are whole beginnings of prompts (`prefix_memo`): a conversation's next turn costs only
-what is new.
+A text is cut at its special tokens (`special_tokens`). The ids of the segments between them are remembered, and so are
+whole beginnings of prompts (`prefix_memo`). So the next turn of a conversation costs only its new text.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from gateway.prompts.special_tokens import SpecialTokens
 from indexer.keys import TOKEN_BYTES, chain, tokenizer_digest
 
 DEFAULT_MEMO_BYTES: Final = 33_554_432
-"""Of the segments' memo and, as much again, of the prefixes'."""
-ENTRY_BYTES: Final = 250  # of an entry's objects, beside its text and ids
+"""For the segments' memo, and the same for the prefixes' memo."""
+ENTRY_BYTES: Final = 250  # an entry's objects, without its text and ids
 
-# What may be tokenised on the loop: as much as takes a millisecond, half of what a stall may last.
+# The loop may tokenise for a millisecond: it must never stall for more than two.
 INLINE_SECONDS: Final = 0.001
 LEAST_INLINE_CHARACTERS: Final = 1_000
 MOST_INLINE_CHARACTERS: Final = 32_000
@@ -38,31 +37,31 @@ _PROBES: Final = (
     "{0}def f(x):\n    return x ** 2  # {1}\r\n{0}",
 )
 LEAST_PREFIX_CHARACTERS: Final = 1_000
-"""A shorter beginning of a prompt is not worth its place in memory: its few segments are looked up as fast."""
+"""Shorter beginnings are not remembered: looking up their few segments is as fast."""
 MOST_PROBED_NAMES: Final = 300
 
 _PLAIN_PROBES: Final = ("", "a", " plain text ", "\n漢字")
 
 
 class TokenizerError(ValueError):
-    """The folder holds no usable tokenizer; the message says why."""
+    """The folder has no usable tokenizer. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTokenizer:
-    """What is read of one tokenizer.json. Nothing in it changes."""
+    """What is read from one tokenizer.json. Immutable."""
 
     reference: ReferenceEncoder
     encoder: Encoder
     special: SpecialTokens | None
     """None where segments are not independent of each other."""
     frame: tuple[bytes, bytes] | None
-    """Packed ids that the model's special tokens put around a text; None where they are not the same for every text."""
+    """Packed ids of the special tokens before and after a text; None where they depend on the text."""
     inline_characters: int
 
 
 class PreparedText:
-    """One text, cut and looked up once: what is known of it, and what has to be tokenised."""
+    """One text, cut and looked up in the memos: the known ids, and the parts to tokenise."""
 
     def __init__(
         self,
@@ -75,14 +74,15 @@ class PreparedText:
         known: Prefix | None = None,
         frame: tuple[bytes, bytes] = (b"", b""),
     ) -> None:
-        """`parts` is what follows the `known` beginning: plain text at even places, for each of which `found` has the
-        ids where they are known, special tokens at odd ones. `frame` is put around the ids of the whole."""
+        """`parts`: the text after the `known` beginning; plain text at even places, special tokens at odd ones.
+        `found`: the packed ids of each plain part, None where they are not known. `frame`: packed ids before and after
+        the whole."""
         self._parts, self._found, self._encode_part = parts, found, encode_part
         self._special, self._memo, self._known, self._frame = special, memo, known, frame
         self._ids: bytes | None = None
         self._prefix = known
         self.new_characters = sum(len(part) for part, ids in zip(parts[::2], found, strict=True) if ids is None)
-        """How many characters have to be tokenised."""
+        """Characters that are not in the memo and must be tokenised."""
 
     def encode(self) -> bytes:
         """The text's token ids, packed by `indexer.keys.token_bytes`."""
@@ -94,14 +94,14 @@ class PreparedText:
         return self._ids
 
     def keys(self, seed: int, block_tokens: int) -> list[int]:
-        """`indexer.keys.chain` of the ids under a root."""
+        """`indexer.keys.chain` of the ids under the root `seed`."""
         ids = self.encode()
         if self._prefix is None:
             return chain(ids, seed, block_tokens=block_tokens)
         return continue_chain(self._prefix.keys(seed, block_tokens, self._frame[0]), ids, seed, block_tokens)
 
     def _encode_parts(self) -> tuple[bytes, bytes]:
-        """Ids up to the last special token, and after it."""
+        """Packed ids up to the last special token, and those after it."""
         ids: list[bytes] = []
         fresh: dict[str, bytes] = {}
         parts, packed = self._parts, {} if self._special is None else self._special.packed
@@ -139,7 +139,7 @@ class PromptTokenizer:
         self.digest = tokenizer_digest(tokenizer_json)
         self.memo_bytes = memo_bytes
         self.inline_characters: int = loaded.inline_characters
-        """How many characters may be tokenised on an event loop: what takes this encoder about a millisecond."""
+        """Characters that may be tokenised on an event loop: this encoder needs about INLINE_SECONDS for them."""
         self._segments: BoundedMemo[str, bytes] = BoundedMemo(memo_bytes, _segment_size)
         self._prefixes: PrefixMemo | None = None
         if loaded.special is not None and loaded.special.self_contained:
@@ -155,13 +155,13 @@ class PromptTokenizer:
 
     @property
     def encoder(self) -> str:
-        """The engine in use: "tokenizers" (the reference), "tiktoken" or "quicktok"."""
+        """The library in use: "tokenizers" (the reference), "tiktoken" or "quicktok"."""
         return self._loaded.encoder.name
 
     def prepare(self, text: str, *, add_special_tokens: bool = False) -> PreparedText:
-        """Cut a text and look it up; nothing is tokenised yet.
+        """Cut a text and look it up in the memos. Nothing is tokenised yet.
 
-        With `add_special_tokens`, those that the model puts around a text are there too.
+        `add_special_tokens`: with the special tokens that the model puts around a text.
         """
         loaded = self._loaded
         special, frame = loaded.special, loaded.frame if add_special_tokens else (b"", b"")
@@ -178,11 +178,11 @@ class PromptTokenizer:
         return self.prepare(text, add_special_tokens=add_special_tokens).encode()
 
     def new_characters(self, text: str) -> int:
-        """How many characters of a text have to be tokenised anew."""
+        """Characters of a text that are not in the memo and must be tokenised."""
         return self.prepare(text).new_characters
 
     def segments(self, text: str) -> list[tuple[str, int]]:
-        """The text's segments and special tokens in turn, each with the number of its tokens: which token is whose."""
+        """The text's segments and special tokens in order, each with its number of tokens."""
         special = self._loaded.special
         if special is None:
             return [(text, len(self.encode(text)) // TOKEN_BYTES)]
@@ -193,7 +193,7 @@ class PromptTokenizer:
         return counted
 
     def _segment(self, text: str) -> bytes:
-        """Ids of a segment, which are remembered."""
+        """Packed ids of a segment, from the memo or put into it."""
         ids = self._segments.get(text)
         if ids is None:
             ids = self._loaded.encoder.encode(text)
@@ -205,13 +205,13 @@ def _segment_size(segment: str, ids: bytes) -> int:
     return ENTRY_BYTES + sys.getsizeof(segment) + len(ids)
 
 
-# Pools with one tokenizer share it; a changed one is loaded beside that in use.
+# Pools with the same tokenizer share it. Two, since a new one is loaded while the old one is in use.
 @lru_cache(maxsize=2)
 def _load(tokenizer_json: bytes) -> LoadedTokenizer:
-    """Read, prove and measure. Raises TokenizerError."""
+    """Read a tokenizer.json, check segments and libraries, and measure the speed. Raises TokenizerError."""
     try:
         return _read(tokenizer_json)
-    except Exception as error:  # of the library, of shapes that nobody foresaw
+    except Exception as error:  # the library raises many kinds; an unexpected shape raises KeyError or TypeError
         raise TokenizerError(f"tokenizer.json is not usable: {error!r}") from error
 
 
@@ -245,7 +245,7 @@ def _segments_are_independent(reference: ReferenceEncoder, encoder: Encoder, spe
 
 
 def _frame(reference: ReferenceEncoder) -> tuple[bytes, bytes] | None:
-    """Packed ids that `add_special_tokens` puts before and after a text; None where that depends on the text."""
+    """Packed ids that `add_special_tokens` puts before and after a text; None where they depend on the text."""
     plain, framed = reference.encode("a"), reference.encode("a", add_special_tokens=True)
     place = framed.find(plain)
     if place < 0 or not plain:

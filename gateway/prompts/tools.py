@@ -1,16 +1,15 @@
-"""Tools of the APIs that declare them in shapes of their own, as those of a chat."""
+"""Converts the tools of the Responses and Messages APIs to those of a chat."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gateway.prompts.conversation import MalformedError
+from gateway.prompts.prompt_input import MalformedError
 from warmroute.chat_template.tools import declared_function
 
 
 def response_tools(tools: object) -> list[dict[str, Any]] | None:
-    """`tools` of a response: the functions among them. Raises MalformedError and ConversationError, for namespaces
-    too."""
+    """The functions among a response's `tools`. Raises ConversationError, and MalformedError, also for a namespace."""
     if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -21,8 +20,8 @@ def response_tools(tools: object) -> list[dict[str, Any]] | None:
 
 
 def message_tools(tools: object) -> list[dict[str, Any]] | None:
-    """`tools` of Anthropic's Messages. Raises MalformedError and ConversationError, for tools that Anthropic's servers
-    run too."""
+    """`tools` of Anthropic's Messages. Raises ConversationError, and MalformedError, also for tools that run on
+    Anthropic's servers."""
     if tools is None:
         return None
     if not isinstance(tools, list):

@@ -18,8 +18,8 @@ import xxhash
 from gateway.http.exchange import Exchange
 from gateway.http.log_writer import LogWriter
 from gateway.http.reply import Reply
-from gateway.prompts.conversation import Unkeyed
 from gateway.prompts.keyer import Prompt
+from gateway.prompts.prompt_input import Unkeyed
 from gateway.requests.inference_request import InferenceRequest
 from gateway.requests.metrics import RequestMetrics
 from gateway.requests.relay import last_outcome

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from gateway.http.exchange import ReplyEdit
 from gateway.http.message import Request
-from gateway.prompts.conversation import Unkeyed
 from gateway.prompts.keyer import Prompt
+from gateway.prompts.prompt_input import Unkeyed
 from gateway.prompts.self_check import SelfCheck
 from gateway.requests.hints import NO_HINTS, Hints
 from gateway.requests.models import Pool, Served

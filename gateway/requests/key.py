@@ -9,10 +9,10 @@ from typing import Final
 
 from gateway.engines.registry import dialect
 from gateway.prompts.body import CHARACTERS_PER_TOKEN
-from gateway.prompts.conversation import Completion, Unkeyed
 from gateway.prompts.engine_tokens import EngineTokensError
 from gateway.prompts.keyer import Prompt, PromptKeyer
-from gateway.prompts.self_check import SelfCheck, Source
+from gateway.prompts.prompt_input import Completion, Unkeyed
+from gateway.prompts.self_check import SelfCheck, TokenIdSource
 from gateway.requests.inference_request import UNKNOWN_PROMPT, InferenceRequest
 from gateway.requests.metrics import RequestMetrics
 from gateway.requests.usage import Usage
@@ -90,7 +90,7 @@ class PromptKeys:
         pool, path, fields = request.pool, request.http.path, request.fields or {}
         now = pool.router.clock()
         workers = [worker for worker in pool.router.census.workers.all if worker.healthy]
-        if check.source(now) is not Source.ENGINE or not workers:
+        if check.source(now) is not TokenIdSource.ENGINE or not workers:
             return None
         try:
             renders = dialect(request.census.engine).renders

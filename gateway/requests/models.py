@@ -9,7 +9,7 @@ from gateway.http.upstream import UpstreamPool
 from gateway.prompts.engine_tokens import EngineTokens
 from gateway.prompts.keyer import PromptKeyer
 from gateway.prompts.pool_prompts import PoolPrompts
-from gateway.prompts.self_check import Source
+from gateway.prompts.self_check import TokenIdSource
 from gateway.routing.router import PoolRouter
 
 
@@ -46,9 +46,9 @@ class Pool:
             why = "no worker in the index keys with this tokenizer" if known else "no worker is known yet"
             return f"by load: {why}"
         match self.prompts.check.source(self.router.clock()):
-            case Source.ENGINE:
+            case TokenIdSource.ENGINE:
                 return "by cache and load: the engine is asked for token ids, since replies counted others"
-            case Source.NONE:
+            case TokenIdSource.NONE:
                 return "by load: replies count other prompt tokens than this gateway, and the engine tells none"
         approximate, workers = census.approximate, len(census.workers)
         if approximate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.http.exchange import Exchange
 from gateway.http.outcome import Outcome
 from gateway.http.reply import Reply
-from gateway.prompts.conversation import Unkeyed
+from gateway.prompts.prompt_input import Unkeyed
 from gateway.requests.decisions import Decisions
 from gateway.requests.inference_request import InferenceRequest
 from gateway.requests.key import PromptKeys

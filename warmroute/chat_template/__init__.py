@@ -1,6 +1,6 @@
 """Chat templates, rendered as Hugging Face `transformers` and vLLM render them.
 
-The built-in engine and the gateway both render with this package; each loads its own copy of the model's files.
+The built-in engine and the gateway both use this package, each with its own copy of the model's files.
 """
 
 from warmroute.chat_template.conversation import Conversation, ConversationError, MediaPart

@@ -1,4 +1,4 @@
-"""On which chats minijinja prints what jinja2 prints."""
+"""On which chats minijinja gives the same text as jinja2."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from enum import Flag, auto
 from typing import Any, Final
 
 _INT64: Final = 1 << 63
-# Python writes floats outside of these with an exponent, and NaN otherwise than Rust.
+# Python writes floats outside of these with an exponent, Rust does not. They also write NaN differently.
 _LEAST_PLAIN: Final = 1e-4
 _MOST_PLAIN: Final = 1e16
 
 
 class Agreement(Flag):
-    """On which chats the two renderers agree: on plain ones, and where the flags say so on others."""
+    """On which chats the two renderers agree: always on plain ones, and on those of the set flags."""
 
     PLAIN = 0
     CALLS = auto()
-    """Also on those whose tool calls have arguments that languages print apart: floats, nulls, integers beyond 64
-    bits."""
+    """Chats whose tool calls have arguments that Python and Rust may print differently: floats, nulls, integers beyond
+    64 bits."""
     TOOLS = auto()
-    """Also on those whose tools hold floats that Python writes with an exponent."""
+    """Chats whose tools have floats that Python writes with an exponent."""
     ALL = CALLS | TOOLS
 
 
 def is_alike(variables: Mapping[str, Any], agreement: Agreement) -> bool:
-    """Whether all that a template may print of these variables prints alike in both. Raises RecursionError for deep
+    """Whether both renderers print every value of these variables the same way. Raises RecursionError for deep
     nesting."""
     for name, value in variables.items():
         if name == "messages":
@@ -39,7 +39,7 @@ def is_alike(variables: Mapping[str, Any], agreement: Agreement) -> bool:
 
 
 def has_plain_calls(messages: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the arguments of all tool calls are strings, booleans and integers, however nested."""
+    """Whether the arguments of all tool calls are strings, booleans and 64-bit integers, at any depth."""
     return all(_is_plain(calls) for message in messages if (calls := message.get("tool_calls")))
 
 
@@ -58,7 +58,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _prints_alike(value: object) -> bool:
-    """Whether it holds no number that Rust writes otherwise than Python: with an exponent, or without one."""
+    """Whether it has no number that Python and Rust write differently."""
     match value:
         case None | str() | bool():
             return True

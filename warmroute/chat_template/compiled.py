@@ -1,4 +1,4 @@
-"""One template, compiled, and what engines read off it."""
+"""One compiled template, and the properties that engines derive from its source."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from warmroute.chat_template.fast import FastTemplate, agreeing
 from warmroute.chat_template.inspection import ContentFormat, content_format, names_developer
 
 TEXT_LIMIT: Final = 32_000_000
-"""Characters of a prompt: four times what a gateway tokenises."""
+"""Characters of a prompt: four times as many as a gateway tokenises."""
 
 
 class CompiledTemplate:
     """Renders with minijinja where that gives jinja2's output on the probes, else with jinja2."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime]) -> None:
-        """Raises ChatTemplateError where the source does not compile, or does not come to an end on a probe."""
+        """Raises ChatTemplateError where the source does not compile, or exceeds its steps on a probe."""
         clock = _Clock(now)
         self._environment = environment = jinja_environment(clock)
         try:
@@ -37,8 +37,8 @@ class CompiledTemplate:
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         self._fast: FastTemplate | None = None
         self.agreement: Agreement | None = None
-        """On which chats minijinja renders in jinja2's place."""
-        with contextlib.suppress(Exception):  # whatever minijinja cannot read is jinja2's
+        """On which chats minijinja is used; None: on none."""
+        with contextlib.suppress(Exception):  # jinja2 renders what minijinja cannot read
             self._fast = FastTemplate(source, clock)
         try:
             with clock:
@@ -47,7 +47,7 @@ class CompiledTemplate:
             raise ChatTemplateError(f"the chat template does not come to an end: {error}") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The prompt's text. Raises ChatTemplateError where the template refuses or cannot cope."""
+        """The prompt's text. Raises ChatTemplateError where the template refuses or fails."""
         try:
             if self._is_trusted_with(variables) and (text := self._fast_text(variables)) is not None:
                 return text
@@ -77,7 +77,7 @@ class CompiledTemplate:
 
 
 class _Clock:
-    """A clock that stands still while renderers are compared: the second would not be the same for both."""
+    """A clock that stops while the renderers are compared, so that both see the same time."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now

@@ -1,9 +1,9 @@
-"""Messages as vLLM hands them to a chat template.
+"""Rebuilds messages as vLLM passes them to a chat template.
 
-vLLM rebuilds each message before it renders: contents become a string or a list of parts, by what the template reads
-(`inspection.content_format`); arguments of tool calls become objects; reasoning stands under both of its names; and
-fields that no template knows are left out. All of it decides the prompt's text, so it is done here once, for the
-gateway and for the built-in engine.
+vLLM rebuilds each message before it renders: content becomes a string or a list of parts, by what the template reads
+(`inspection.content_format`); arguments of tool calls become objects; reasoning is set under both of its names; and
+fields that no template knows are left out. All of it changes the prompt's text, so the gateway and the built-in engine
+both use this module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT_FIELDS: Final[Mapping[str, str]] = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-"""Parts that are text, and the field that holds it."""
+"""The types of text parts, and the field with the text."""
 MEDIA_KINDS: Final[Mapping[str, str]] = {
     "image_url": "image",
     "input_image": "image",
@@ -35,24 +35,24 @@ MEDIA_KINDS: Final[Mapping[str, str]] = {
     "video_url": "video",
     "video_embeds": "video",
 }
-"""Parts that are media, and what templates call them."""
+"""The types of media parts, and their type in templates."""
 _PART_FIELDS: Final = frozenset(
     {*TEXT_FIELDS.values(), *MEDIA_KINDS, "closed", "data", "detail", "file", "name", "tool_reference", "type", "uuid"}
 )
-"""Fields of parts that templates do not get; unknown ones they do."""
+"""Fields of parts that are not passed to templates. Unknown fields are."""
 _REASONING_NAMES: Final = ("reasoning_content", "thinking", "reasoning")
-"""The first that is there wins."""
+"""In order of priority."""
 _BILLING: Final = "x-anthropic-billing-header"
-"""Begins a line of Claude Code's that differs in each request; vLLM drops it from system messages."""
+"""Start of a line by Claude Code that differs in each request. vLLM drops the line from system messages."""
 
 
 class ConversationError(ChatTemplateError):
-    """Messages or tools of a shape that no engine takes."""
+    """Messages or tools have a shape that engines refuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An image, audio or video of a message: its part as it was sent."""
+    """An image, audio or video of a message. `part`: as the client sent it."""
 
     kind: str
     """image, audio or video."""
@@ -61,7 +61,7 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template is given, and the media in it, in order."""
+    """Messages for a template, and their media in order."""
 
     messages: list[dict[str, Any]]
     media: list[MediaPart] = field(default_factory=list)
@@ -69,10 +69,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class MediaTexts:
-    """What stands for media in the text.
+    """The texts that replace media.
 
-    `placeholders`: by kind, what the engine writes for an item where the template takes strings. `mark`: a text that
-    takes the place of each item instead, in either format, to find where the first one stands.
+    `placeholders`: by kind, the engine's text for an item where the template takes strings. `mark`: a text for every
+    item instead, in both formats, to find the place of the first one.
     """
 
     placeholders: Mapping[str, str] = field(default_factory=dict)
@@ -92,8 +92,8 @@ def conversation(
 ) -> Conversation:
     """Rebuild messages for a template. Raises ConversationError for shapes that engines refuse.
 
-    `typed_calls`: whether tool calls came in through the types of the chat API, which bring their fields into an order
-    of their own; some templates print calls as they are.
+    `typed_calls`: whether tool calls are parsed by the types of the chat API, which reorder their fields. Some
+    templates print calls with their fields in order.
     """
     found: list[MediaPart] = []
     rebuilt = [_message(message, content_format, typed_calls, media, found) for message in messages]
@@ -103,7 +103,7 @@ def conversation(
 
 
 def with_reasoning_names(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Reasoning under every name that templates read it by, and no fields that are null, as `transformers` does it."""
+    """Copies with reasoning under every name that templates read, and without null fields, as `transformers` does."""
     named = []
     for message in messages:
         made = {name: value for name, value in message.items() if value is not None}
@@ -159,7 +159,7 @@ def _content(content: object, content_format: ContentFormat, media: MediaTexts, 
             parts.append(rebuilt)
     if content_format == "openai":
         return parts
-    # Media first, whatever their place: engines with string contents put the missing placeholders there.
+    # Media first, wherever they are: for string contents engines put missing placeholders in front.
     text = "\n".join(text for part in parts if (text := part.get("text") or part.get("name")))
     return "\n".join([*_placeholders(found[first:], text, media), *([text] if text else [])])
 
@@ -200,7 +200,7 @@ def _unknown_fields(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _placeholders(items: Sequence[MediaPart], text: str, media: MediaTexts) -> list[str]:
-    """What the engine writes in front for items that the text does not already name."""
+    """The placeholders that the engine puts in front, for items that have none in the text."""
     if media.mark is not None:
         return [media.mark] if items else []
     wanted: dict[str, int] = {}
@@ -216,7 +216,7 @@ def _add_assistant_fields(rebuilt: dict[str, Any], message: Mapping[str, Any], t
     if calls is not None:
         if not isinstance(calls, list):
             raise ConversationError("tool_calls is no list")
-        # An empty list is left out: templates ask whether the field is there.
+        # An empty list is left out: templates test whether the field exists.
         if calls:
             rebuilt["tool_calls"] = [_tool_call(call, typed_calls) for call in calls]
     reasoning = message.get("reasoning")
@@ -238,7 +238,7 @@ def _tool_call(call: object, typed: bool) -> dict[str, Any]:
 
 
 def _arguments(arguments: object) -> Mapping[str, Any]:
-    """Arguments as an object; anything else is an empty one, so that a broken call in the history breaks no turn."""
+    """Arguments as an object; an empty one where they are malformed, so that a broken old call does not end a chat."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -265,7 +265,7 @@ def _without_billing(content: Any) -> Any:
 
 
 def _developers_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Developer messages as system messages, all of which become one in front, unless it is the only one there."""
+    """Renames developer messages to system. Unless only the first message is one, all become one in front."""
     renamed = [
         {**{name: value for name, value in message.items() if name != "tools"}, "role": "system"}
         if message["role"] == "developer"

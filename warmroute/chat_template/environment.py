@@ -20,26 +20,26 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 STEPS: Final = 200_000
-"""Rounds of loops and calls of one rendering: a second at most. A chat of ten thousand messages takes half of them,
-where a template's work grows with the chat; in some it grows with the square."""
+"""Loop rounds and calls of one rendering, which take a second at most. A chat of ten thousand messages takes half of
+them where a template's work is linear in the chat; in some templates it is quadratic."""
 _COUNTED: Final = "_counted"
 
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
-"""Made once: `json.dumps` makes an encoder each time."""
+"""Made once, since `json.dumps` makes an encoder each time."""
 
 
 class ChatTemplateError(ValueError):
-    """The template is missing, malformed, or refused the messages; the message says which."""
+    """The template is missing or malformed, or refused the messages. The text says which."""
 
 
 class EndlessTemplateError(jinja2.TemplateError):
-    """A rendering takes more work than any chat is worth."""
+    """A rendering exceeds its bound of steps, instructions or characters."""
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox in which each rendering has a number of steps, so that no template and no chat keeps a thread for good.
+    """A sandbox that bounds each rendering to STEPS, so that no template and no chat blocks a thread for ever.
 
-    `begin` one, on the thread that renders, before each.
+    Call `begin` before each rendering, on its thread.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -51,18 +51,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._steps.left = STEPS
 
     def bounded(self, tree: nodes.Template) -> nodes.Template:
-        """The same template, whose loops count their rounds. Changes the tree."""
+        """Make the template's loops count their rounds. Changes and returns the tree."""
         for loop in tree.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
         tree.set_environment(self)
         return tree
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Macros and recursive loops call themselves."""
+        """Counts a step, since macros and recursive loops can call themselves."""
         self._step()
         return super().call(context, function, *args, **kwargs)
 
-    @jinja2.pass_context  # else the compiler would work it out once, for constants
+    @jinja2.pass_context  # without it jinja2 evaluates the filter of a constant at compile time
     def _counted(self, context: Context, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
             self._step()
@@ -75,12 +75,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class GenerationBlocks(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; for rendering it is only its body."""
+    """`{% generation %}` marks the assistant's text for training. Rendering only needs its body."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2 reads it as a class attribute
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """A block with a scope of its own, as a call block has."""
+        """A call block, since the body needs its own scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         block = nodes.CallBlock(self.call_method("_body"), [], [], body)
@@ -114,5 +114,5 @@ def tojson(
 
 
 def raise_exception(message: str) -> None:
-    """What templates call to refuse a conversation."""
+    """Templates call it to refuse a conversation. Raises jinja2.TemplateError."""
     raise jinja2.TemplateError(message)

@@ -1,7 +1,7 @@
 """minijinja in place of jinja2, for templates on which the two agree.
 
-It renders several times faster. It is another implementation, so it is trusted with a template only after it gave
-jinja2's output on every probe (`probes.py`), and what it cannot render jinja2 renders, or refuses.
+It renders several times faster. It is another implementation, so it is used for a template only after it gave jinja2's
+output on every probe (`probes.py`). What it cannot render, jinja2 renders or refuses.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from warmroute.process.native import is_panic
 _NAME: Final = "chat"
 _OUT_OF_FUEL: Final = "OutOfFuel"
 FUEL: Final = 5_000_000
-"""Instructions of one rendering: a quarter of a second. A chat of ten thousand messages takes a fifth of them, where a
-template's work grows with the chat; where it grows with the square, one of a thousand takes most of them."""
+"""Instructions of one rendering, which take a quarter of a second. A chat of ten thousand messages takes a fifth of
+them where a template's work is linear in the chat; where it is quadratic, one of a thousand takes most of them."""
 _GENERATION: Final = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
@@ -36,7 +36,7 @@ class FastTemplate:
         environment = minijinja.Environment(trim_blocks=True, lstrip_blocks=True, pycompat=True)
         environment.add_filter("tojson", tojson)
         environment.fuel = FUEL
-        # Python takes other characters for blanks than Rust does, and other letters for the same.
+        # Python and Rust differ in which characters are blanks, and in how they compare letters without case.
         environment.add_filter("trim", _trim)
         environment.add_filter("dictsort", do_dictsort)
         environment.add_global("raise_exception", raise_exception)
@@ -45,9 +45,9 @@ class FastTemplate:
         self._environment = environment
 
     def render(self, variables: Mapping[str, Any]) -> str | None:
-        """The text; None where it could not be rendered, for whatever reason: jinja2 has the last word.
+        """The text; None where rendering fails for any reason: jinja2 then renders or refuses.
 
-        Raises EndlessTemplateError where it takes too much work: jinja2 would take several times as much.
+        Raises EndlessTemplateError above FUEL: jinja2 would take several times as long.
         """
         try:
             return self._environment.render_template(_NAME, **variables)
@@ -55,7 +55,7 @@ class FastTemplate:
             if error.kind == _OUT_OF_FUEL:
                 raise EndlessTemplateError(f"the rendering takes more than {FUEL} instructions") from error
             return None
-        except Exception:  # noqa: BLE001  raise_exception and filters raise through it what they like
+        except Exception:  # noqa: BLE001  raise_exception and filters raise any kind through it
             return None
         except BaseException as error:
             if is_panic(error):
@@ -69,10 +69,10 @@ def agreeing(
     content_format: ContentFormat,
     special_tokens: Mapping[str, str],
 ) -> Agreement | None:
-    """Compare on every probe; None where they differ on plain chats, and without `fast`. What one refuses the other
-    must refuse too.
+    """Compare both on every probe. None where they differ on plain chats, and where `fast` is None. Both must refuse
+    the same probes.
 
-    Raises EndlessTemplateError where a probe shows that the template does not come to an end.
+    Raises EndlessTemplateError where a probe exceeds jinja2's bounds.
     """
     agreement = Agreement.ALL
     for beyond_plain, probe in probes(content_format):
@@ -99,6 +99,6 @@ def _trim(value: object, chars: str | None = None) -> str:
 
 
 def _plain_block(match: re.Match[str]) -> str:
-    """minijinja knows no generation blocks: a condition that holds takes the same room."""
+    """minijinja has no generation blocks: `if true` replaces them, with the same blank control."""
     before, end, after = match.groups()
     return f"{{%{before} endif {after}%}}" if end else f"{{%{before} if true {after}%}}"

@@ -1,4 +1,4 @@
-"""Which files of a model's folder hold chat templates and special tokens, and how they are read."""
+"""Reads chat templates and special tokens from the files of a model's folder."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ ADDITIONAL: Final = "additional_chat_templates"
 DEFAULT: Final = "default"
 TOOL_USE: Final = "tool_use"
 PROCESSOR: Final = "processor"
-"""Our name for the template of `chat_template.json`: engines use it for chats without tools."""
+"""Our name for the template of `chat_template.json`. Engines use it for chats without tools."""
 _FILE_LIMIT: Final = 16
-"""More named templates than any model has."""
+"""Named templates that are read: more than any model has."""
 CODED_MODELS: Final = frozenset({"gpt_oss", "deepseek_v32", "deepseek_v4", "kimi_k3"})
-"""Kinds of models whose chats vLLM writes by code of its own, not by a template."""
+"""Values of `model_type` for which vLLM writes chats by code, not by a template."""
 
 Files = Mapping[str, bytes]
-"""Contents by name below the model's folder."""
+"""Contents by path relative to the model's folder."""
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """The files that matter, as far as they are there. Raises ChatTemplateError where one cannot be read."""
+    """The files with templates and tokens that exist. Raises ChatTemplateError where one cannot be read."""
     paths = [folder / name for name in (CONFIG, TEMPLATE, PROCESSOR_TEMPLATE, TOKENS, MODEL)]
     paths += sorted((folder / ADDITIONAL).glob("*.jinja"))[:_FILE_LIMIT]
     files: dict[str, bytes] = {}
@@ -46,8 +46,8 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 def templates(files: Files) -> dict[str, str]:
     """Sources by name: `default`, `tool_use`, `processor` and others.
 
-    Raises ChatTemplateError where there is none that serves plain chats, where a file is malformed, and where engines
-    write this model's chats without a template.
+    Raises ChatTemplateError where no template serves plain chats, where a file is malformed, and where engines write
+    this model's chats without a template.
     """
     kind = _object(files, MODEL).get("model_type")
     if isinstance(kind, str) and kind in CODED_MODELS:
@@ -67,7 +67,7 @@ def templates(files: Files) -> dict[str, str]:
 
 
 def special_tokens(files: Files) -> dict[str, str]:
-    """`bos_token` and its like, by name: a string, or an object with the string in `content`."""
+    """The text of `bos_token` and all other fields that end in `_token`, by name. Raises ChatTemplateError."""
     tokens: dict[str, str] = {}
     config = _object(files, CONFIG)
     extra = config.get("extra_special_tokens")
@@ -81,7 +81,7 @@ def special_tokens(files: Files) -> dict[str, str]:
 
 
 def _configured(value: object) -> dict[str, str]:
-    """A template is a string, or a list of named ones."""
+    """The field is one template's source, or a list of named templates."""
     if isinstance(value, str):
         return {DEFAULT: value}
     if not isinstance(value, list):

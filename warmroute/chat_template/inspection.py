@@ -1,7 +1,7 @@
-"""What engines read off a template before they render it.
+"""Properties of a template that engines derive from its source.
 
-vLLM hands contents as strings, or as lists of parts (OpenAI's format), by whether the template loops over a message's
-content; and it renames the role `developer` for templates that never name it.
+vLLM passes contents as lists of parts (OpenAI's format) where the template loops over a message's content, else as
+strings. It renames the role `developer` for templates that do not contain that name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ContentFormat = Literal["string", "openai"]
 
 
 def content_format(tree: nodes.Template) -> ContentFormat:
-    """`openai` where a loop runs over a message's content, in whatever variable the message stands."""
+    """`openai` where a loop runs over a message's content, whatever the message's variable is called."""
     try:
         return "openai" if any(_content_loops(tree)) else "string"
     except _UnexpectedTargetError:
@@ -23,12 +23,12 @@ def content_format(tree: nodes.Template) -> ContentFormat:
 
 
 def names_developer(source: str) -> bool:
-    """Whether a template knows the role `developer`."""
+    """Whether a template contains the role `developer` as a string."""
     return '"developer"' in source or "'developer'" in source
 
 
 class _UnexpectedTargetError(Exception):
-    """A loop or assignment unpacks what it was given: vLLM gives up there and takes contents as strings."""
+    """A loop or assignment unpacks its value. Then vLLM takes contents as strings."""
 
 
 def _content_loops(tree: nodes.Template) -> Iterator[bool]:
@@ -43,7 +43,7 @@ def _content_loops(tree: nodes.Template) -> Iterator[bool]:
 
 
 def _aliases(tree: nodes.Template, name: str) -> set[str]:
-    """Variables that a variable, or a part of its elements, is assigned to."""
+    """Variables to which a variable, or a slice of it, is assigned, directly or through others."""
     found: set[str] = set()
     pending = [name]
     assignments = list(tree.find_all(nodes.Assign))

@@ -1,7 +1,7 @@
-"""Chats on which two renderers are compared: every shape that requests take, with values that renderers print apart.
+"""Chats on which two renderers are compared: every shape of request, with values that renderers may print differently.
 
-Numbers, booleans and nulls among the arguments show how a template prints them; texts carry blanks of several scripts,
-line ends, quotes, HTML, template syntax and think tags.
+Arguments contain numbers, booleans and nulls; texts contain blanks of several scripts, line ends, quotes, HTML,
+template syntax and think tags.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TEXTS: Final = (
     "</think>x<think>",
     "<|im_end|><tool_response>\nx\n</tool_response>[INST] <start_of_turn>",
     "a\n\nb\nc  d, e. f",
-    "x\u019b\ua7cb\u0264",  # letters that have had capitals since Unicode 16
+    "x\u019b\ua7cb\u0264",  # letters with capitals in Unicode 16, which not all libraries know
 )
 _PLAIN_ARGUMENTS: Final[tuple[Message, ...]] = (
     {},
@@ -60,7 +60,7 @@ _TOOLS: Final[tuple[list[Message] | None, ...]] = (
 
 
 def _schema(kind: str, **more: Any) -> Message:
-    """A parameter with floats wherever schemas take values."""
+    """A parameter with floats in all fields of schemas that take values."""
     values = {
         "default": 1e22,
         "enum": [1e-7, 1e300],
@@ -94,11 +94,11 @@ _VARIABLES: Final[tuple[Message, ...]] = (
     {"enable_thinking": True, "thinking": True, "reasoning_effort": "high", "documents": _DOCUMENTS},
 )
 _SETTINGS: Final = (*((variables, True) for variables in _VARIABLES), (_VARIABLES[0], False))
-"""Variables, and whether the assistant's turn is begun."""
+"""Variables, and `add_generation_prompt`."""
 
 
 def probes(content_format: ContentFormat) -> Iterator[tuple[Agreement, Message]]:
-    """Variables to render with, the special tokens aside, and what of them is not plain."""
+    """Variables to render with, without the special tokens, and which of their values are not plain."""
     for beyond_plain, tools_given, messages in _conversations():
         rebuilt = with_reasoning_names(conversation(messages, content_format, takes_developer=True).messages)
         for tools, (variables, generation) in product(tools_given, _SETTINGS):
@@ -115,7 +115,7 @@ def probes(content_format: ContentFormat) -> Iterator[tuple[Agreement, Message]]
 
 
 def _conversations() -> Iterator[tuple[Agreement, Sequence[list[Message] | None], list[Message]]]:
-    """What is not plain, the tools to render with, and the messages."""
+    """Which values are not plain, the tools to render with one after the other, and the messages."""
     for messages in _texts():
         yield Agreement.PLAIN, _TOOLS[:1], messages
     for messages in _talks():

@@ -1,4 +1,4 @@
-"""A model's chat templates: which one serves a request, and what it is rendered with."""
+"""A model's chat templates: chooses one for a request and renders it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from warmroute.chat_template.environment import ChatTemplateError
 from warmroute.chat_template.files import DEFAULT, PROCESSOR, TOOL_USE, Files
 
 _CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Stands at the end of the message to be continued while it is rendered. Its last blank shows whether the template
-trims, as `transformers` finds it out."""
+"""Marks the end of the message to be continued while it is rendered. Its last blank shows whether the template trims
+texts. Source: `transformers`, `render_jinja_template`."""
 _RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt"})
-"""Variables that a request's own cannot replace."""
+"""Variables that a request cannot replace."""
 _NO_MEDIA: Final = MediaTexts()
 
 
 class ChatTemplate:
-    """The templates of one model, compiled, with the special tokens that they may name."""
+    """The compiled templates of one model, with its special tokens."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class ChatTemplate:
         *,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`source`: the template, or several by name. Raises ChatTemplateError where one does not compile."""
+        """`source`: one template, or several by name. Raises ChatTemplateError where one does not compile."""
         self.special_tokens = dict(special_tokens or {})
         named = {DEFAULT: source} if isinstance(source, str) else source
         used = {name: named[name] for name in (DEFAULT, TOOL_USE, PROCESSOR) if name in named}
@@ -50,11 +50,11 @@ class ChatTemplate:
 
     @classmethod
     def from_files(cls, files: Files, *, now: Callable[[], datetime] = datetime.now) -> ChatTemplate:
-        """The same of files' contents by name (`chat_template.jinja`, `tokenizer_config.json` and others)."""
+        """`files`: contents by name (`chat_template.jinja` and others). Raises ChatTemplateError."""
         return cls(template_files.templates(files), template_files.special_tokens(files), now=now)
 
     def serving(self, tools: Sequence[Mapping[str, Any]] | None) -> CompiledTemplate:
-        """The template for a chat with these tools; raises ChatTemplateError where there is none."""
+        """The template for a chat with these tools. Raises ChatTemplateError where there is none."""
         order = (PROCESSOR, DEFAULT) if tools is None else (TOOL_USE, DEFAULT)
         for name in order:
             if (compiled := self._compiled.get(name)) is not None:
@@ -70,7 +70,7 @@ class ChatTemplate:
         typed_calls: bool = True,
         media: MediaTexts = _NO_MEDIA,
     ) -> Conversation:
-        """Messages of a request as vLLM hands them to this template. Raises ConversationError."""
+        """A request's messages as vLLM passes them to the template. Raises ChatTemplateError, ConversationError."""
         compiled = self.serving(tools)
         return conversation(
             messages,
@@ -89,10 +89,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text, as `transformers` renders these very messages.
+        """The prompt's text, as `transformers` renders these messages.
 
         `variables` are the request's `chat_template_kwargs` and `documents`; they cannot replace the other arguments.
-        Raises ChatTemplateError where the template refuses the messages or cannot cope with them.
+        Raises ChatTemplateError where the template refuses the messages or fails.
         """
         compiled = self.serving(tools)
         chat = with_reasoning_names(messages)
@@ -111,7 +111,7 @@ class ChatTemplate:
 
 
 def _tag_final(chat: list[dict[str, Any]]) -> str:
-    """Mark the end of the last message's text; returns the text."""
+    """Append the tag to the last message's text; returns the text without it. Raises ChatTemplateError."""
     content = chat[-1].get("content") if chat else None
     if isinstance(content, str):
         chat[-1]["content"] = content + _CONTINUE_TAG

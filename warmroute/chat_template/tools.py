@@ -1,4 +1,4 @@
-"""Declarations of tools as vLLM hands them to templates: known fields only, in the order of its types."""
+"""Tools as vLLM passes them to templates: only known fields, in the order of its types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from warmroute.chat_template.conversation import ConversationError
 
 _OPTIONAL: Final = ("strict", "defer_loading")
-"""Left out where they are null."""
+"""Fields that are left out where they are null."""
 
 
 def declared_tools(tools: object) -> list[dict[str, Any]]:

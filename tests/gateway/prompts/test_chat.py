@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.prompts.chat import chat_prompt
-from gateway.prompts.conversation import Chat, Completion, Handling, MalformedError, Truncation, Unkeyed
+from gateway.prompts.prompt_input import Chat, Completion, Handling, MalformedError, Truncation, Unkeyed
 from warmroute.chat_template import ConversationError
 
 USER = {"role": "user", "content": "hi"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.prompts.completion import completion_prompt
-from gateway.prompts.conversation import Completion, Handling, MalformedError, Truncation, Unkeyed
+from gateway.prompts.prompt_input import Completion, Handling, MalformedError, Truncation, Unkeyed
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from gateway.prompts.conversation import Chat, Completion, Handling, Truncation, Unkeyed
 from gateway.prompts.encoding import Encoded, PromptEncoder, Unfinished, common_start
 from gateway.prompts.media import item_digest
+from gateway.prompts.prompt_input import Chat, Completion, Handling, Truncation, Unkeyed
 from gateway.prompts.tokenizer import PromptTokenizer
 from indexer.keys import TOKEN_BYTES, token_bytes
 from warmroute.chat_template import ChatTemplate, ChatTemplateError, ConversationError

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.prompts.conversation import Chat, MalformedError, Unkeyed
 from gateway.prompts.messages import message_prompt
+from gateway.prompts.prompt_input import Chat, MalformedError, Unkeyed
 from warmroute.chat_template import ConversationError
 
 USER = {"role": "user", "content": "hi"}

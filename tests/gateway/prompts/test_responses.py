@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.prompts.conversation import Chat, MalformedError, Unkeyed
+from gateway.prompts.prompt_input import Chat, MalformedError, Unkeyed
 from gateway.prompts.responses import response_prompt
 from warmroute.chat_template import ConversationError
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.prompts.conversation import Chat, Completion, Handling, Request, Truncation, Unkeyed
 from gateway.prompts.encoding import Encoded, PromptEncoder
+from gateway.prompts.prompt_input import Chat, Completion, Handling, PromptInput, Truncation, Unkeyed
 from gateway.prompts.segments import Segment, explain_prompt
 from gateway.prompts.tokenizer import PromptTokenizer
 from indexer.keys import TOKEN_BYTES
@@ -34,7 +34,7 @@ def encoder(tokenizer: PromptTokenizer) -> PromptEncoder:
     return PromptEncoder(tokenizer, ChatTemplate(TEMPLATE))
 
 
-def segments(encoder: PromptEncoder, request: Request) -> list[Segment]:
+def segments(encoder: PromptEncoder, request: PromptInput) -> list[Segment]:
     made = explain_prompt(encoder, request)
     assert isinstance(made, list)
     encoded = encoder.encode(request, character_limit=1 << 40)

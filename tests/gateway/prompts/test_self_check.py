@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prompts.self_check import ASK_AGAIN_SECONDS, FAILURES, LEAST, MOST_AGAIN, WINDOW, SelfCheck, Source
+from gateway.prompts.self_check import ASK_AGAIN_SECONDS, FAILURES, LEAST, MOST_AGAIN, WINDOW, SelfCheck, TokenIdSource
 
 
 def distrusted() -> SelfCheck:
@@ -16,13 +16,13 @@ def distrusted() -> SelfCheck:
 def test_replies_that_agree_change_nothing() -> None:
     check = SelfCheck()
     assert not any(check.compare(number, number) for number in range(200))
-    assert check.source(0.0) is Source.GATEWAY
+    assert check.source(0.0) is TokenIdSource.GATEWAY
     assert check.last_difference is None
 
 
 def test_many_differences_turn_to_the_engine() -> None:
     check = distrusted()
-    assert check.source(0.0) is Source.ENGINE
+    assert check.source(0.0) is TokenIdSource.ENGINE
     assert check.last_difference == (10, 11)
 
 
@@ -35,7 +35,7 @@ def test_trust_comes_back_after_a_window_of_right_ones() -> None:
     check = distrusted()
     assert not any(check.compare(5, 5) for _ in range(WINDOW - 1))
     assert check.compare(5, 5)
-    assert check.source(0.0) is Source.GATEWAY
+    assert check.source(0.0) is TokenIdSource.GATEWAY
 
 
 def test_one_kind_of_prompt_that_goes_wrong_does_not_keep_trust_away() -> None:
@@ -55,8 +55,8 @@ def test_too_many_wrong_ones_keep_trust_away() -> None:
 def test_an_engine_that_cannot_say_is_asked_again_later() -> None:
     check = distrusted()
     assert check.ask_failed(100.0, unserved=True)
-    assert check.source(100.0) is Source.NONE
-    assert check.source(100.0 + ASK_AGAIN_SECONDS) is Source.ENGINE
+    assert check.source(100.0) is TokenIdSource.NONE
+    assert check.source(100.0 + ASK_AGAIN_SECONDS) is TokenIdSource.ENGINE
 
 
 def test_failures_in_a_row_leave_the_engine_alone() -> None:
@@ -66,9 +66,9 @@ def test_failures_in_a_row_leave_the_engine_alone() -> None:
     check.asked()
     for _ in range(FAILURES - 1):
         assert not check.ask_failed(1.0, unserved=False)
-    assert check.source(1.0) is Source.ENGINE
+    assert check.source(1.0) is TokenIdSource.ENGINE
     assert check.ask_failed(1.0, unserved=False)
-    assert check.source(1.0) is Source.NONE
+    assert check.source(1.0) is TokenIdSource.NONE
 
 
 @given(st.lists(st.booleans(), max_size=300))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.prompts.keyer import PromptKeyer
-from gateway.prompts.self_check import ASK_AGAIN_SECONDS, LEAST, WINDOW, Source
+from gateway.prompts.self_check import ASK_AGAIN_SECONDS, LEAST, WINDOW, TokenIdSource
 from gateway.requests.key import logger
 from gateway.routing.census.workers import State
 from tests.gateway.http.support import Link, run, worker
@@ -70,7 +70,7 @@ def mismatches(gateway: Gate) -> float:
     return gateway.pool.metric("warmroute_prompt_tokens_mismatch_total", pool="p") or 0.0
 
 
-def source(gateway: Gate) -> Source:
+def source(gateway: Gate) -> TokenIdSource:
     prompts = gateway.app.models.only.pool.prompts
     return prompts.check.source(gateway.pool.now)
 
@@ -86,7 +86,7 @@ def test_the_engine_is_asked_once_its_replies_disagree_and_no_more_when_they_agr
             engine.tokens = own + 1
             await chat(gateway, LEAST - 1)
             assert mismatches(gateway) == LEAST
-            assert source(gateway) is Source.ENGINE
+            assert source(gateway) is TokenIdSource.ENGINE
             assert engine.asked == []
             # Its ids are another prompt's: nothing matches at first, then what was routed to it by them.
             assert await chat(gateway) == 0
@@ -95,7 +95,7 @@ def test_the_engine_is_asked_once_its_replies_disagree_and_no_more_when_they_agr
             assert gateway.count("engine_tokens_total", pool="p", outcome="told") == 2
             engine.tokens = own
             await chat(gateway, WINDOW)
-            assert source(gateway) is Source.GATEWAY
+            assert source(gateway) is TokenIdSource.GATEWAY
             asked = len(engine.asked)
             await chat(gateway)
             assert len(engine.asked) == asked
@@ -117,7 +117,7 @@ def test_an_engine_that_tells_none_is_left_alone_and_prompts_go_by_load(
             assert engine.asked == [b"/v1/chat/completions/render", b"/tokenize"]
             assert gateway.count("load_only_total", pool="p", reason="mismatch") == 3
             assert gateway.count("engine_tokens_total", pool="p", outcome="failed") == 1
-            assert source(gateway) is Source.NONE
+            assert source(gateway) is TokenIdSource.NONE
             assert gateway.app.models.only.pool.routing.startswith("by load: replies count")
             gateway.pool.now += ASK_AGAIN_SECONDS
             await chat(gateway)
@@ -169,7 +169,7 @@ def test_what_tells_nothing_of_the_tokenizer_is_not_compared(keyer: PromptKeyer,
             for _ in range(LEAST):
                 assert (await gateway.ask("POST", path, body)).status == 200
             assert mismatches(gateway) == 0
-            assert source(gateway) is Source.GATEWAY
+            assert source(gateway) is TokenIdSource.GATEWAY
         assert engine.asked == []
 
     run(scenario())
@@ -180,7 +180,7 @@ def test_what_no_engine_can_confirm_goes_by_load_while_the_own_count_is_not_trus
         engine = Engine(7, ENGINE_IDS)
         async with worker(engine.script()) as served, gate(served.port, keyer=keyer, several=False) as gateway:
             await chat(gateway, LEAST)
-            assert source(gateway) is Source.ENGINE
+            assert source(gateway) is TokenIdSource.ENGINE
             reply = await gateway.ask("POST", "/v1/chat/completions", {**BODY, "truncate_prompt_tokens": -1})
             assert reply.status == 200
             assert engine.asked == []

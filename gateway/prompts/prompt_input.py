@@ -1,4 +1,4 @@
-"""What a request's prompt is made of, as far as keys need to know."""
+"""What a prompt is made from: a chat, or texts and token ids, and how the engine tokenizes them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Unkeyed:
-    """Why a prompt has no keys: the request is routed by load and the engine judges the rest.
+    """Why a prompt has no keys. Its request is routed by load.
 
-    `tokens` is an estimate of the prompt's length, 0 where nothing is known.
+    `tokens`: an estimate of the prompt's length; 0 where it is not known.
     """
 
     reason: str
@@ -20,7 +20,7 @@ class Unkeyed:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How many tokens of a prompt the engine keeps, and whether those on its left or its right side are cut off."""
+    """The engine keeps `tokens` tokens of a prompt and cuts the others off on its left or right `side`."""
 
     tokens: int
     side: Literal["left", "right"] = "left"
@@ -28,13 +28,13 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """How the engine makes token ids of a text."""
+    """How the engine tokenizes a text."""
 
     add_special_tokens: bool
     """Whether it adds the model's own special tokens, such as a BOS, around the text."""
     truncation: Truncation | None = None
     exact: bool = True
-    """False where the engine cuts a prompt that is too long for the model: how long that is, is not known here."""
+    """False where the engine cuts a prompt to the model's context length, which the gateway does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Chat:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """For the template: `chat_template_kwargs`, `documents` and what else the API derives."""
+    """Template variables: `chat_template_kwargs`, `documents` and what the API derives from other fields."""
     handling: Handling = Handling(add_special_tokens=False)
     typed_calls: bool = True
     """See `warmroute.chat_template.conversation.conversation`."""
@@ -54,13 +54,13 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Texts or token ids, all to be completed at once."""
+    """One prompt or several, each a text or token ids."""
 
     prompts: Sequence[str | list[int]]
     handling: Handling = Handling(add_special_tokens=True)
 
 
-Request = Chat | Completion
+PromptInput = Chat | Completion
 
 
 class MalformedError(Exception):
@@ -68,7 +68,7 @@ class MalformedError(Exception):
 
 
 def flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A field that is true or false. Raises MalformedError."""
+    """A boolean field. Raises MalformedError where it is anything else."""
     value = fields.get(name, default)
     if not isinstance(value, bool):
         raise MalformedError(name)
