@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import pytest
@@ -53,6 +54,11 @@ def counted(registry: CollectorRegistry, name: str, **labels: str) -> float:
     return registry.get_sample_value(f"{name}_total", labels) or 0.0
 
 
+def boots(registry: CollectorRegistry, reason: str) -> float:
+    """How often a mirror of the tests' pool read a whole part."""
+    return counted(registry, "warmroute_mirror_boots", pool=POOL, reason=reason)
+
+
 @dataclass
 class Indexer:
     service: IndexService
@@ -73,6 +79,11 @@ class Indexer:
     def sessions(self) -> set[Session]:
         """For faults that are put into a stream."""
         return self.service._sessions
+
+    @property
+    def offered(self) -> dict[str, Any]:
+        """What its workers offer of model files, by pool."""
+        return self.service.files._pools
 
     def loads(self) -> dict[tuple[str, str], pb.Load]:
         """What a gateway that comes now is told, by pool and worker."""

@@ -228,7 +228,7 @@ def test_a_value_that_is_not_the_workers_is_waited_out(
                 assert caplog.text.count("delete its key") == 1
                 await redis.delete(key)
                 # What the next check takes at most is no test's time.
-                index.service.files._pools[POOL].check_at = 0.0
+                index.offered[POOL].check_at = 0.0
                 await eventually(lambda: here.keyed, within=60)
                 assert here.supply.prompts.trouble == ""
 

@@ -1,4 +1,4 @@
-"""The follower of one part against a real Redis: boots under fire, losses, garbage, several parts."""
+"""The follower of one part against a real Redis: boots under fire, losses, several parts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 import random
 from contextlib import AsyncExitStack
 
-import msgpack
 import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
-from indexer.layout import MalformedError, Part, WorkerRecord, decode_entry, part_of, parts_key
+from indexer.layout import Part, WorkerRecord, part_of, parts_key
 from indexer.reader.metrics import MirrorMetrics
 from indexer.reader.mirror import Match, Mirror
 from indexer.reader.part_follower import ENTRIES_A_READ, PartFollower
@@ -23,7 +22,7 @@ from tests.indexer.support import (
     FACTS,
     PART,
     POOL,
-    counted,
+    boots,
     engine,
     follower,
     in_step,
@@ -34,10 +33,6 @@ from tests.indexer.support import (
     running,
 )
 from tests.support import eventually, redis_client
-
-
-def boots(registry: CollectorRegistry, reason: str) -> float:
-    return counted(registry, "warmroute_mirror_boots", pool=POOL, reason=reason)
 
 
 def part_follower(redis, mirror: Mirror, **changes) -> PartFollower:
@@ -342,74 +337,3 @@ def test_an_outage_is_logged_once_whatever_the_log_holds(caplog: pytest.LogCaptu
 
     with caplog.at_level("WARNING", "indexer"):
         run(scenario())
-
-
-# --- garbage -----------------------------------------------------------------------------------------------------
-
-FACTS_JSON = FACTS.to_json()
-GARBAGE = [
-    {"x": "y"},
-    {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "1", "keys": b"\x81\xa6device\x01"},
-    {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "1", "keys": b"\x93\x01\x02\x03"},
-    {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "1", "keys": b"\xc1"},
-    {"v": "1", "p": "0-0", "k": "delta", "w": "w", "s": "x", "keys": b"\x80"},
-    {"v": "1", "p": "0-0", "k": "worker", "w": "w", "e": "1", "s": "1", "r": "0", "b": b"\x80", "f": "[]"},
-    {
-        "v": "1",
-        "p": "0-0",
-        "k": "worker",
-        "w": "w",
-        "e": "1",
-        "s": "1",
-        "r": "0",
-        "b": b"\x91\x01",
-        "f": FACTS.to_json(),
-    },
-    {"v": "9", "p": "0-0", "k": "drop", "w": "w"},
-]
-
-
-@pytest.mark.parametrize("fields", GARBAGE)
-def test_entries_that_are_none_are_of_one_kind(fields: dict) -> None:
-    encoded = {name.encode(): value if isinstance(value, bytes) else value.encode() for name, value in fields.items()}
-    with pytest.raises(MalformedError):
-        decode_entry(encoded)
-
-
-RECORD = {"v": 1, "slot": 7, "epoch": "0" * 16, "seq": 1, "buckets": {"device": 1}, "facts": FACTS.to_json()}
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"slot": "x"}, {"seq": []}, {"buckets": [1]}, {"buckets": {"device": "x"}}, {"v": 9}]
-)
-def test_records_that_are_none_are_of_one_kind(wrong: dict) -> None:
-    assert WorkerRecord.decode("w", msgpack.packb(RECORD)).slot == 7
-    with pytest.raises(MalformedError):
-        WorkerRecord.decode("w", msgpack.packb(RECORD | wrong))
-    with pytest.raises(MalformedError):
-        WorkerRecord.decode("w", b"\xc1")
-
-
-def test_an_entry_of_an_unknown_kind_is_passed_over() -> None:
-    assert decode_entry({b"v": b"1", b"p": b"1-1", b"k": b"news"}) == ("1-1", None)
-
-
-def test_garbage_in_the_log_costs_a_boot_and_no_more(redis_url: str) -> None:
-    async def scenario() -> None:
-        registry = CollectorRegistry()
-        async with (
-            indexer(redis_url) as index,
-            follower(redis_url, registry=registry) as mirror,
-            redis_client(redis_url) as redis,
-        ):
-            worker = engine(index.address, "w")
-            async with running(worker.publisher.run()):
-                worker.store(1)
-                await eventually(lambda: mirror.mirror.match(keys_of(1)))
-                for fields in GARBAGE:
-                    await redis.xadd(PART.key("log"), fields)
-                worker.store(1, 2)
-                await eventually(lambda: in_step(mirror, worker) and mirror.mirror.match(keys_of(1, 2)), within=20)
-                assert boots(registry, "error") >= 1
-
-    run(scenario())

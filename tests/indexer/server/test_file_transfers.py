@@ -37,11 +37,6 @@ def transfers_of(index: Indexer) -> dict[tuple[str, str], Any]:
     return index.service.files._transfers
 
 
-def offered_to(index: Indexer) -> dict[str, Any]:
-    """What is known of offers, by pool."""
-    return index.service.files._pools
-
-
 def files_of(folder: Path, contents: dict[str, bytes]) -> ModelFiles:
     return ModelFiles.from_folder(folder_of(folder, contents))
 
@@ -280,7 +275,7 @@ def test_too_many_files_are_cut_off(redis_url: str) -> None:
             for number in range(100)
         ]
         async with indexer(redis_url) as index, raw_worker(index, files, sends_files=True):
-            (known,) = offered_to(index).values()
+            (known,) = index.offered.values()
             (offer,) = known.offers
             assert list(offer.files) == [file.digest for file in files[:32]]
 
@@ -294,7 +289,7 @@ def test_a_worker_of_an_earlier_release_is_asked_for_nothing(redis_url: str) -> 
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(2.5):
                     await worker.wanted()
-            assert offered_to(index) == {}
+            assert index.offered == {}
 
     run(scenario())
 
@@ -307,7 +302,7 @@ def test_an_indexer_that_is_told_so_takes_none(redis_url: str, tmp_path: Path) -
             async with running(worker.publisher.run()):
                 worker.store(1)
                 await eventually(lambda: in_step(mirror, worker) and mirror.mirror.size)
-                assert offered_to(index) == {}
+                assert index.offered == {}
 
     run(scenario())
 
@@ -340,7 +335,7 @@ def test_files_that_find_no_room_are_not_sent_again_and_again(redis_url: str, tm
             workers = [engine(index.address, name, files=files) for name in ("one", "two", "three")]
             async with running(*(worker.publisher.run() for worker in workers)):
                 await eventually(lambda: outcome(index, "stored") == 1 and outcome(index, "full") == 1)
-                await eventually(lambda: len(offered_to(index)[POOL].not_before) == 1)
+                await eventually(lambda: len(index.offered[POOL].not_before) == 1)
                 assert not transfers_of(index)
                 assert outcome(index, "full") == 1
 
