@@ -23,7 +23,7 @@ from bench.routing_live.simulated_engine import Generation, Machine, SimulatedEn
 from bench.routing_live.tokens import Tokens
 from warmroute.cli.children import end_with_parent
 from warmroute.config.setting_types import DEFAULT_INDEX_BLOCK_TOKENS
-from worker.engine.protocol import ChatRequest, RequestError, parse
+from worker.engine.protocol import ChatRequest, InvalidRequestError, parse
 from worker.events import CacheCleared
 from worker.metrics import WorkerMetrics
 from worker.publish.index_blocks import capacity_keys
@@ -95,7 +95,7 @@ class EngineServer:
             generation = self._engine.submit(
                 prompt_ids, [token_id for _, token_id in reply], salt=body.cache_salt or ""
             )
-        except (RequestError, ValueError) as error:
+        except (InvalidRequestError, ValueError) as error:
             return _json({"error": {"message": str(error), "type": "invalid_request_error"}}, 400)
         try:
             texts = [text for text, _ in reply]

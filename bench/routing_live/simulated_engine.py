@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.engine.blocks import BlockPool
-from worker.engine.request import Request, SamplingParams, TokenOutput
+from worker.engine.request import EngineRequest, SamplingParams, TokenOutput
 from worker.engine.scheduler import Chunk, Scheduler
 from worker.events import EngineLoad, EventSink
 
@@ -42,7 +42,7 @@ class Machine:
 class Generation:
     """One request in the engine. `outputs` gets one item a token; at most as many as the reply has."""
 
-    def __init__(self, request: Request, reply_ids: Sequence[int]) -> None:
+    def __init__(self, request: EngineRequest, reply_ids: Sequence[int]) -> None:
         self.request = request
         self.reply_ids = reply_ids
         self.outputs: asyncio.Queue[TokenOutput] = asyncio.Queue()
@@ -60,7 +60,7 @@ class SimulatedEngine:
         self._sink = sink
         self._work = asyncio.Event()
         self._generations: dict[int, Generation] = {}
-        self._aborted: list[Request] = []
+        self._aborted: list[EngineRequest] = []
         self._next_id = 0
         self._scheduler = self._new_scheduler(cache_tokens)
 
@@ -92,7 +92,7 @@ class SimulatedEngine:
         """Queue a prompt, whose reply will be `reply_ids`. Raises ValueError for one that the cache cannot hold."""
         self._next_id += 1
         sampling = SamplingParams(len(reply_ids), ignore_eos=True)
-        request = Request(self._next_id, prompt_ids, sampling, block_tokens=self.machine.block_tokens, salt=salt)
+        request = EngineRequest(self._next_id, prompt_ids, sampling, block_tokens=self.machine.block_tokens, salt=salt)
         self._scheduler.add(request)
         generation = self._generations[self._next_id] = Generation(request, reply_ids)
         self._work.set()
@@ -134,6 +134,6 @@ class SimulatedEngine:
             if generation is not None:  # else its client left during the step
                 generation.outputs.put_nowait(output)
 
-    def _next_token(self, request: Request) -> int:
+    def _next_token(self, request: EngineRequest) -> int:
         generation = self._generations.get(request.request_id)
         return 0 if generation is None else generation.reply_ids[request.num_generated_tokens]

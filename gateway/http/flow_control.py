@@ -6,8 +6,8 @@ import asyncio
 from typing import Protocol
 
 
-class Source(Protocol):
-    """Where the bytes for the client come from."""
+class PausableReader(Protocol):
+    """A connection to a worker, whose bytes go to the client."""
 
     def pause_reading(self) -> None: ...
 
@@ -15,16 +15,16 @@ class Source(Protocol):
 
 
 class FlowControl:
-    """Told by the transport that its write buffer is over its high mark, or under its low mark again."""
+    """The transport calls `pause` above the high mark of its write buffer, and `resume` below the low mark."""
 
     __slots__ = ("_source", "_waiters", "paused")
 
     def __init__(self) -> None:
         self.paused = False
-        self._source: Source | None = None
+        self._source: PausableReader | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
-    def attach(self, source: Source) -> None:
+    def attach(self, source: PausableReader) -> None:
         """From now on `source` pauses while the client's socket is full. One at a time."""
         self._source = source
         if self.paused:
@@ -49,7 +49,7 @@ class FlowControl:
                 waiter.set_result(None)
 
     async def drain(self) -> None:
-        """Wait until the socket takes more, or the connection is gone; its owner bounds how long that can last."""
+        """Wait until the socket takes more, or the connection is gone. The connection's deadline bounds the wait."""
         if self.paused:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)

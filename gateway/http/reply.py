@@ -9,7 +9,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 
 from gateway.http.errors import JSON, OPENAI, ErrorShape, RequestError
-from gateway.http.flow_control import FlowControl, Source
+from gateway.http.flow_control import FlowControl, PausableReader
 from gateway.http.message import Header, render_headers
 
 _STATUS_LINES = {
@@ -160,7 +160,7 @@ class Reply:
         if not self.closed:
             await self._flow.drain()
 
-    def attach(self, source: Source) -> None:
+    def attach(self, source: PausableReader) -> None:
         """Let `source` pause while the client takes no more bytes, until `detach`."""
         self._flow.attach(source)
 

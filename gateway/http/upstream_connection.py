@@ -59,8 +59,8 @@ class ReplyListener(Protocol):
         ...
 
 
-class Owner(Protocol):
-    """The pool, as its connections see it."""
+class ConnectionPool(Protocol):
+    """The calls that a connection makes to its pool."""
 
     def opened(self, connection: UpstreamConnection) -> None: ...
 
@@ -79,8 +79,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, owner: Owner, address: tuple[str, int], head_limit: int) -> None:
-        self._owner = owner
+    def __init__(self, pool: ConnectionPool, address: tuple[str, int], head_limit: int) -> None:
+        self._pool = pool
         self.address = address
         self._head_limit = head_limit
         self._parser = httptools.HttpResponseParser(self)
@@ -135,7 +135,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._owner.opened(self)
+        self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
         listener = self._listener
@@ -165,7 +165,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(failure)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._owner.gone(self)
+        self._pool.gone(self)
         if self._listener is None:
             return
         if self._until_close and self._head is not None and exc is None:
@@ -218,7 +218,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.deadline = NEVER
         if self._reusable and not self._transport.get_write_buffer_size() and self.usable:
             self._reused = True
-            self._owner.free(self)
+            self._pool.free(self)
         else:
             self._transport.abort()
 

@@ -18,7 +18,7 @@ from gateway.admin.explain import Explainer
 from gateway.admin.routes import add_routes
 from gateway.discovery.health import HealthChecks
 from gateway.discovery.load_reports import LoadReports
-from gateway.discovery.peer_exchange import CALL_SECONDS, PeerExchange
+from gateway.discovery.peer_channel import CALL_SECONDS, PeerChannel
 from gateway.discovery.static import static_targets
 from gateway.http.server import Server
 from gateway.http.upstream import UpstreamPool
@@ -88,7 +88,7 @@ class Gateway:
         )
         self.name = name or f"{socket.gethostname()}:{config.port}"
         self._peers_redis = peers_redis or redis
-        self._exchanges: list[PeerExchange] = []
+        self._peer_channels: list[PeerChannel] = []
         self.pools: dict[str, Pool] = {}
         self.health: list[HealthChecks] = []
         self._indexes: dict[str, PoolIndex] = {}
@@ -119,8 +119,8 @@ class Gateway:
         index = PoolIndex(redis, config.name, self.metrics)
         self._indexes[config.name] = index
         router = PoolRouter(config, index, self._reports, self.metrics, clock=time.monotonic)
-        self._exchanges.append(
-            PeerExchange(self._peers_redis, config.name, router.state.peers, self.metrics, name=self.name)
+        self._peer_channels.append(
+            PeerChannel(self._peers_redis, config.name, router.state.peers, self.metrics, name=self.name)
         )
         supply = KeyerSupply(
             config,
@@ -154,7 +154,7 @@ class Gateway:
             *(security.run() for security in self._securities),
             *self.access.tasks(),
             *self._app.tasks(),
-            *(exchange.run() for exchange in self._exchanges),
+            *(channel.run() for channel in self._peer_channels),
         ]
         for pool in self.pools.values():
             config = pool.router.config

@@ -13,11 +13,11 @@ from typing import Final
 
 from gateway.http.outcome import Outcome
 from gateway.replay.events import Events
-from gateway.replay.exchange import SimulatedExchange
 from gateway.replay.figures import Figures, figures
 from gateway.replay.gateway import POOL, SimulatedGateway, SimulatedIndex, SimulatedReports
 from gateway.replay.machine import Machine
 from gateway.replay.settings import PolicySetting, ReplaySettings
+from gateway.replay.simulated_peer_channel import SimulatedPeerChannel
 from gateway.replay.trace import Trace, TraceRequest
 from gateway.replay.worker import Changes, Job, SimulatedWorker
 from gateway.routing.routed_request import PoolAssignment
@@ -64,7 +64,7 @@ class Simulation:
             for _ in range(settings.gateways)
         ]
         if settings.shared:
-            SimulatedExchange([gateway.router.state.peers for gateway in self.gateways], self.events)
+            SimulatedPeerChannel([gateway.router.state.peers for gateway in self.gateways], self.events)
 
     def run(self, progress: Callable[[int, int], None] = lambda done, total: None) -> Figures:
         """Run to the end of an open trace's last reply, or until a closed one has no new session to begin.

@@ -14,7 +14,7 @@ MINUTE: Final = 60.0
 REFUSAL_SECONDS: Final = 0.25
 """How long a refusal by Redis is repeated without asking again."""
 IDLE_SECONDS: Final = 1.0
-"""After so long without use what is left of a lease goes back."""
+"""After so long without use the units left in a leased bucket go back."""
 DEBT_MINUTES: Final = 10
 """What one gateway may owe, in minutes' worth; more is forgiven, as in the script."""
 

@@ -1,9 +1,9 @@
 """Tenants' limits over all gateways: shares are taken from Redis ahead of use, so most requests wait for nobody.
 
-A lease is at most one second's worth of a rate, and twice what was used since the last call; what a gateway does not
-use it gives back within about a second. So no more than the limits is ever admitted; the price is that a tenant near
-its limit may be refused by one gateway while others hold up to a second's worth each. Slots are claimed by gateway,
-renewed every 3 s, and are free 10 s after a gateway died.
+A leased bucket holds at most one second's worth of a rate, and twice what was used since the last call. A gateway
+gives back unused units within about a second. So no more than the limits is ever admitted; the price is that a tenant
+near its limit may be refused by one gateway while others hold up to a second's worth each. Slots are claimed by
+gateway, renewed every 3 s, and are free 10 s after a gateway died.
 
 While Redis does not answer within `limit_wait_seconds`, each gateway keeps an even share of the limits (by how many
 served the tenant when Redis last answered; a gateway that never reached it takes itself for the only one), and calls on
@@ -108,7 +108,7 @@ class _Held:
 
 
 class Limiter:
-    """One a gateway process. `run` renews, gives back and recovers; without it leases are only ever taken."""
+    """One a gateway process. `run` renews, gives back and recovers; without it units are only taken."""
 
     def __init__(
         self,
@@ -235,14 +235,14 @@ class Limiter:
                     continue
                 held.call.result()  # an error that is not Redis's ends `run`, which somebody watches
             if not quota.active(now):
-                # Its claim in Redis ends by itself, and its lease went back when it was idle.
+                # Its claim in Redis ends by itself, and its units went back when it was idle.
                 del self._held[held.name]
             elif (now - held.lost_at >= AWAY_CALL_SECONDS) if quota.away else quota.due(now):
                 self._call(held)
         self._metrics.limits_shared.set(0 if away else 1)
 
     async def _leave(self) -> None:
-        """Give back leases and slots; what is not given back in time costs others at most 10 s."""
+        """Give back units and slots; what is not given back in time costs others at most 10 s."""
         calls: list[asyncio.Task[Any]] = [held.call for held in self._held.values() if held.call is not None]
         loop = asyncio.get_running_loop()
         calls += [

@@ -1,4 +1,4 @@
-"""What one gateway holds of one tenant's limits: leases of requests and tokens, and slots for concurrent requests.
+"""One gateway's part of one tenant's limits: leased buckets of requests and tokens, slots for concurrent requests.
 
 Pure: no I/O, the clock is an argument. `limiter.py` carries the orders to Redis. Bounds: one object a tenant.
 """

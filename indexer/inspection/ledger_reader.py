@@ -70,7 +70,7 @@ class Survey:
 
 
 class Reader:
-    """All methods raise RedisError when Redis is out of reach or holds something else under a name of ours."""
+    """All methods raise RedisError when Redis cannot be reached or holds something else under a name of ours."""
 
     def __init__(self, redis: Client) -> None:
         # redis-py annotates replies for every protocol and decoding at once; here they are bytes.

@@ -32,7 +32,7 @@ class FullError(Exception):
 
 
 class FileStore:
-    """The files of all pools. All methods raise RedisError when Redis is out of reach or refuses the call."""
+    """The files of all pools. All methods raise RedisError when Redis cannot be reached or refuses the call."""
 
     def __init__(self, redis: Client, metrics: IndexerMetrics, *, limit_bytes: int) -> None:
         """`limit_bytes`: what the files of a pool may take, compressed."""

@@ -161,7 +161,7 @@ class FileTransfers:
     # --- for the pool ------------------------------------------------------------------------------------------------
 
     async def forget(self, pool: str) -> None:
-        """Delete the files of a pool without workers. Raises RedisError when Redis is out of reach."""
+        """Delete the files of a pool without workers. Raises RedisError when Redis cannot be reached."""
         if not self._enabled or pool in self._pools:
             return
         try:

@@ -102,7 +102,7 @@ class Ownership:
 
 
 class Ledger:
-    """One part of one pool. All methods raise RedisError when Redis is out of reach or refuses the write.
+    """One part of one pool. All methods raise RedisError when Redis cannot be reached or refuses the write.
 
     `heartbeats` is the client of heartbeats, which must not queue behind writes; the same one when left out.
     """

@@ -1,4 +1,4 @@
-"""Requests of unary calls are parsed here, so that garbage is refused with a status; grpc itself logs a traceback."""
+"""Parses the requests of unary calls, so that malformed ones get a status. grpc itself would log a traceback."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class RequestParser(grpc.aio.ServerInterceptor):
-    """For methods that take one request; streams are read, and refused, by the service."""
+class MessageParser(grpc.aio.ServerInterceptor):
+    """For methods with one request. The service itself parses and refuses the messages of streams."""
 
     async def intercept_service(
         self,

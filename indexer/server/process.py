@@ -8,7 +8,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from indexer.server.ledger import UnsuitableRedisError
-from indexer.server.message_parser import RequestParser
+from indexer.server.message_parser import MessageParser
 from indexer.server.metrics import IndexerMetrics
 from indexer.server.service import IndexService
 from warmroute.config.grpc import GrpcConfig
@@ -61,7 +61,7 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig, grpc_config: G
     redis, heartbeats = connect(redis_config), connect(redis_config, connections=HEARTBEAT_CONNECTIONS)
     service = IndexService(redis, config, metrics, heartbeats=heartbeats)
     admin = AdminServer(registry, lambda: _readiness(service))
-    server = grpc.aio.server(options=server_options(config), interceptors=(*security.interceptors, RequestParser()))
+    server = grpc.aio.server(options=server_options(config), interceptors=(*security.interceptors, MessageParser()))
     index_pb2_grpc.add_IndexServiceServicer_to_server(service, server)
     try:
         try:

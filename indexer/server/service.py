@@ -60,7 +60,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self._up_since = time.monotonic()
         self._down_since: float | None = None
         self.trouble = ""
-        """Why the ledger is out of reach."""
+        """Why the ledger cannot be reached."""
         self.draining = False
         self._redis = redis
         self._heartbeats = heartbeats or redis

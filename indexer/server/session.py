@@ -63,8 +63,8 @@ class Claim:
 class Session:
     """The state of one stream. `answer` takes one message and returns the reply to send, if any.
 
-    While the ledger is out of reach a stream goes on, and a new one begins: its loads still reach the gateways (but for
-    the one write that finds out), and its worker is told to come with a snapshot later. `registered` says whether the
+    While the ledger cannot be reached a stream goes on, and a new one begins: its loads still reach the gateways,
+    except the one whose write fails, and its worker is told to send a snapshot later. `registered` says whether the
     ledger knows of the stream.
     """
 
@@ -132,7 +132,7 @@ class Session:
         return self._keys if self._counted else {}
 
     async def answer(self, request: pb.PublishRequest) -> pb.PublishResponse | None:
-        """Raises RefusedError to end the stream with its status, RedisError when the ledger is out of reach."""
+        """Raises RefusedError to end the stream with its status, RedisError when the ledger cannot be reached."""
         # A message in the turn of the kick must not move the deadline that the kick has set.
         if self._kicked or self._end.expired():
             raise RefusedError(grpc.StatusCode.ABORTED, self.end_reason)

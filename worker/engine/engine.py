@@ -16,7 +16,7 @@ from worker.engine.kv_cache import KvCache
 from worker.engine.loader import load_weights
 from worker.engine.model import LlamaModel
 from worker.engine.model_config import ModelSpec
-from worker.engine.request import Request, SamplingParams, TokenOutput
+from worker.engine.request import EngineRequest, SamplingParams, TokenOutput
 from worker.engine.sampler import sample
 from worker.engine.scheduler import Scheduler, SchedulerStats
 from worker.events import CacheEvent, EngineLoad
@@ -33,7 +33,7 @@ class Engine:
         self._model = model
         self._cache = cache
         self._scheduler = scheduler
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, EngineRequest] = {}
 
     @classmethod
     def from_folder(cls, folder: Path, config: WorkerConfig, *, prefix_caching: bool = True) -> Engine:
@@ -105,7 +105,7 @@ class Engine:
         *,
         salt: str = "",
         adapter: str = "",
-    ) -> Request:
+    ) -> EngineRequest:
         """Check and hash a request, under an id of its own; touches no state, so any thread may call it.
 
         Raises PromptTooLongError, and ValueError for an empty prompt or an id outside the vocabulary.
@@ -113,11 +113,11 @@ class Engine:
         self.check_length(len(prompt_token_ids), sampling.max_tokens)
         if not all(0 <= token < self.spec.vocab_size for token in prompt_token_ids):
             raise ValueError(f"token ids must lie in 0..{self.spec.vocab_size - 1}")
-        return Request(
+        return EngineRequest(
             request_id, prompt_token_ids, sampling, block_tokens=self.block_tokens, salt=salt, adapter=adapter
         )
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: EngineRequest) -> None:
         """Queue a request of `new_request`."""
         self._scheduler.add(request)
         self._requests[request.request_id] = request

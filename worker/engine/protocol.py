@@ -28,7 +28,7 @@ DEFAULT_CHAT_TOKENS = 2**31
 SEED_RANGE = 2**63
 
 
-class RequestError(Exception):
+class InvalidRequestError(Exception):
     """A request that is answered with an error in OpenAI's shape."""
 
     def __init__(
@@ -120,12 +120,12 @@ class GenerationRequest(_Body):
     @model_validator(mode="after")
     def _check_n(self) -> Self:
         if self.n not in (None, 1):
-            raise RequestError("n must be 1: this engine gives one reply a request", param="n")
+            raise InvalidRequestError("n must be 1: this engine gives one reply a request", param="n")
         if self.logprobs not in (None, False):
-            raise RequestError("logprobs are not given by this engine: leave them out", param="logprobs")
+            raise InvalidRequestError("logprobs are not given by this engine: leave them out", param="logprobs")
         if self.response_format is not None and self.response_format.get("type") != "text":
             message = "response_format must be text: this engine does not constrain its replies"
-            raise RequestError(message, param="response_format")
+            raise InvalidRequestError(message, param="response_format")
         return self
 
     @property
@@ -197,7 +197,7 @@ class TokenizeRequest(_Body):
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise RequestError("give either prompt or messages", param="prompt")
+            raise InvalidRequestError("give either prompt or messages", param="prompt")
         return self
 
 
@@ -205,17 +205,17 @@ BodyT = TypeVar("BodyT", bound=_Body)
 
 
 def parse(body: bytes, kind: type[BodyT]) -> BodyT:
-    """Parse a body. Raises RequestError naming the field and what it must be."""
+    """Parse a body. Raises InvalidRequestError naming the field and what it must be."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+        raise InvalidRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(value, dict):
-        raise RequestError("the body must be a JSON object")
+        raise InvalidRequestError("the body must be a JSON object")
     try:
         return kind.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         field = str(first["loc"][0]) if first["loc"] else None
         text = first["msg"].removeprefix("Value error, ")
-        raise RequestError(f"{field}{'' if text.startswith('[') else ': '}{text}", param=field) from error
+        raise InvalidRequestError(f"{field}{'' if text.startswith('[') else ': '}{text}", param=field) from error

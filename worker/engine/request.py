@@ -46,7 +46,7 @@ class TokenOutput:
     cached_tokens: int
 
 
-class Request:
+class EngineRequest:
     """One sequence. `token_ids` holds the prompt and what was generated; `blocks` is the block table: block i keeps
     tokens i * block_tokens and following. KV exists for the first `num_computed_tokens` tokens."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from warmroute.config.worker import WorkerConfig
 from worker.engine.engine import Engine
 from worker.engine.errors import EngineStoppedError, QueueFullError
-from worker.engine.request import Request, SamplingParams, TokenOutput
+from worker.engine.request import EngineRequest, SamplingParams, TokenOutput
 from worker.engine.scheduler import SchedulerStats
 from worker.events import EngineLoad, EventSink
 
@@ -237,7 +237,7 @@ class EngineRunner:
                 command = self._commands.popleft()
             command()
 
-    def _add(self, request: Request) -> None:
+    def _add(self, request: EngineRequest) -> None:
         with self._changed:
             self._inbox.pop(request.request_id, None)
         self._engine.add_request(request)

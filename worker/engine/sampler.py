@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.engine.request import Request
+from worker.engine.request import EngineRequest
 
 GREEDY_TEMPERATURE = 1e-5
 """Below it the distribution is one token for any model; dividing by it would overflow."""
 
 
-def sample(logits: Tensor, requests: Sequence[Request]) -> list[int]:
+def sample(logits: Tensor, requests: Sequence[EngineRequest]) -> list[int]:
     """One token id a row of `logits` [rows, vocab]. Each request draws from its own random numbers, so that a seed
     gives the same reply whatever else is in the batch."""
     tokens: list[int] = logits.argmax(dim=-1).tolist()

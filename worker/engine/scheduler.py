@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from worker.engine.blocks import BlockPool
-from worker.engine.request import FinishReason, Request, RequestStatus, TokenOutput
+from worker.engine.request import EngineRequest, FinishReason, RequestStatus, TokenOutput
 from worker.events import EngineLoad
 
 
@@ -21,7 +21,7 @@ from worker.events import EngineLoad
 class Chunk:
     """Tokens `start` to `start + count` of a request, to be computed in this step."""
 
-    request: Request
+    request: EngineRequest
     start: int
     count: int
 
@@ -66,8 +66,8 @@ class Scheduler:
         self.max_step_tokens = max_step_tokens
         self.eos_token_ids = eos_token_ids
         self.prefix_caching = prefix_caching
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting: deque[EngineRequest] = deque()
+        self.running: list[EngineRequest] = []
         """In the order of admission: the last is the youngest."""
         self.stats = SchedulerStats()
 
@@ -75,7 +75,7 @@ class Scheduler:
         """Whether a step would do anything."""
         return bool(self.running or self.waiting)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises ValueError for one that could never run."""
         most = request.num_prompt_tokens + request.sampling.max_tokens
         capacity = self.pool.num_usable * self.block_tokens
@@ -83,7 +83,7 @@ class Scheduler:
             raise ValueError(f"{most} tokens of prompt and reply do not fit into {capacity} tokens of KV cache")
         self.waiting.append(request)
 
-    def abort(self, request: Request) -> None:
+    def abort(self, request: EngineRequest) -> None:
         """End a request in whatever state it is; does nothing to a finished one."""
         if request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
@@ -182,7 +182,7 @@ class Scheduler:
             self.stats.prefix_cache_hits += request.cached_tokens
         return True
 
-    def _grow(self, request: Request) -> bool:
+    def _grow(self, request: EngineRequest) -> bool:
         """Make room for the next token, preempting the youngest while there is none; False if that hit `request`."""
         while request.num_tokens > len(request.blocks) * self.block_tokens:
             if self.pool.num_free:
@@ -193,18 +193,18 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: EngineRequest) -> None:
         self._release(request)
         request.status = RequestStatus.WAITING
         request.expected_hit_blocks = 0
         self.waiting.appendleft(request)
         self.stats.preemptions += 1
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: EngineRequest) -> None:
         self.running.remove(request)
         self.pool.free(request.drop_blocks())
 
-    def _publish(self, request: Request) -> None:
+    def _publish(self, request: EngineRequest) -> None:
         """Offer the blocks that became full, and again those that another request's equal block kept out, in case
         that one was evicted since: a child is cached only under a cached parent."""
         if not (self.prefix_caching and request.publishes):
@@ -216,7 +216,7 @@ class Scheduler:
         request.private_blocks = [index for index in offered if not self._offer(request, index)]
         request.num_published_blocks = full
 
-    def _offer(self, request: Request, index: int) -> bool:
+    def _offer(self, request: EngineRequest, index: int) -> bool:
         return self.pool.cache_full_block(
             request.blocks[index],
             request.block_hashes[index],
@@ -226,7 +226,7 @@ class Scheduler:
             adapter=request.adapter,
         )
 
-    def _append(self, request: Request, token_id: int) -> TokenOutput:
+    def _append(self, request: EngineRequest, token_id: int) -> TokenOutput:
         if request.num_generated_tokens == 0:
             self.stats.prompt_tokens += request.num_prompt_tokens
         self.stats.generation_tokens += 1
@@ -242,7 +242,7 @@ class Scheduler:
             request.finish_reason = reason
         return TokenOutput(token_id, reason, request.cached_tokens or 0)
 
-    def _expected_hits(self, request: Request) -> int:
+    def _expected_hits(self, request: EngineRequest) -> int:
         """Blocks that the request would hit now: its last answer, moved; amortised constant time."""
         if not self.prefix_caching:
             return 0

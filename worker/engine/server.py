@@ -20,7 +20,7 @@ from worker.engine.protocol import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    RequestError,
+    InvalidRequestError,
     TokenizeRequest,
     parse,
 )
@@ -85,7 +85,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except (
-        RequestError,
+        InvalidRequestError,
         web.HTTPException,
         ChatTemplateError,
         QueueFullError,
@@ -95,27 +95,29 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         answer = _describe(error)
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
-        answer = RequestError(
+        answer = InvalidRequestError(
             "the engine failed to answer this request", status=500, kind="server_error", code="internal"
         )
     headers = {"Retry-After": "1"} if answer.status == 503 else None
     return _json(answer.body(), answer.status, headers)
 
 
-def _describe(error: Exception) -> RequestError:
+def _describe(error: Exception) -> InvalidRequestError:
     match error:
-        case RequestError():
+        case InvalidRequestError():
             return error
         case web.HTTPException():
-            return RequestError(error.reason, status=error.status, code="http_error")
+            return InvalidRequestError(error.reason, status=error.status, code="http_error")
         case ChatTemplateError():
-            return RequestError(str(error), param="messages")
+            return InvalidRequestError(str(error), param="messages")
         case QueueFullError():
-            return RequestError(str(error), status=503, kind="server_error", code="queue_full")
+            return InvalidRequestError(str(error), status=503, kind="server_error", code="queue_full")
         case EngineStoppedError():
-            return RequestError(str(error), status=503, kind="server_error", code="engine_stopped")
+            return InvalidRequestError(str(error), status=503, kind="server_error", code="engine_stopped")
         case _:
-            return RequestError("the engine did not answer in time", status=504, kind="server_error", code="timeout")
+            return InvalidRequestError(
+                "the engine did not answer in time", status=504, kind="server_error", code="timeout"
+            )
 
 
 class _Server:
@@ -198,10 +200,10 @@ class _Server:
             async with asyncio.timeout(BODY_SECONDS):
                 raw = await request.read()
         except TimeoutError as error:
-            raise RequestError(f"the body did not arrive within {BODY_SECONDS:.0f} s", status=408) from error
+            raise InvalidRequestError(f"the body did not arrive within {BODY_SECONDS:.0f} s", status=408) from error
         body = parse(raw, kind)
         if body.model not in (None, self._model):
-            raise RequestError(
+            raise InvalidRequestError(
                 f"the model {body.model!r} does not exist; this engine serves {self._model!r}",
                 status=404,
                 kind="not_found_error",
@@ -217,9 +219,9 @@ class _Server:
         try:
             stream = self._runner.submit(token_ids, body.sampling(limit), salt=body.cache_salt or "")
         except PromptTooLongError as error:
-            raise RequestError(str(error), param=param, code="context_length_exceeded") from error
+            raise InvalidRequestError(str(error), param=param, code="context_length_exceeded") from error
         except ValueError as error:
-            raise RequestError(f"{param}: {error}", param=param) from error
+            raise InvalidRequestError(f"{param}: {error}", param=param) from error
         return Generation(stream, self._tokenizer.detokenizer(), body.stops)
 
     async def _answer(

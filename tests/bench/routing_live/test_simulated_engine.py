@@ -11,7 +11,7 @@ from bench.routing_live.simulated_engine import Generation, Machine, SimulatedEn
 from bench.routing_live.tokens import Tokens
 from tests.indexer.support import running
 from tests.support import eventually
-from worker.engine.request import Request, SamplingParams
+from worker.engine.request import EngineRequest, SamplingParams
 from worker.engine.scheduler import Chunk
 from worker.events import BlockStored, CacheEvent
 from worker.model_cache import ensure_model
@@ -33,7 +33,7 @@ async def finish(generation: Generation) -> list[int]:
 
 def test_a_step_takes_its_prompt_tokens_over_the_rate_and_more_for_each_stream() -> None:
     machine = Machine(prefill_tokens_per_second=1000, step_seconds=0.01, decode_seconds=0.002)
-    request = Request(1, range(300), SamplingParams(5), block_tokens=16)
+    request = EngineRequest(1, range(300), SamplingParams(5), block_tokens=16)
     prefill = Chunk(request, 0, 300)
     assert machine.seconds([prefill]) == pytest.approx(0.31)
     request.append(1)

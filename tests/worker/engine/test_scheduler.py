@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.worker.engine.support import cached_hashes
 from tests.worker.engine.test_blocks import replay
 from worker.engine.blocks import BlockPool
-from worker.engine.request import Request, RequestStatus, SamplingParams
+from worker.engine.request import EngineRequest, RequestStatus, SamplingParams
 from worker.engine.scheduler import Chunk, Scheduler
 from worker.events import BlockStored
 
@@ -33,11 +33,11 @@ def make_scheduler(*, usable: int = USABLE, batch: int = 4, budget: int = 8) -> 
     )
 
 
-def make_request(number: int, prompt: Iterable[int], max_tokens: int = 4, salt: str = "") -> Request:
-    return Request(number, list(prompt), SamplingParams(max_tokens, 0.0), block_tokens=BLOCK, salt=salt)
+def make_request(number: int, prompt: Iterable[int], max_tokens: int = 4, salt: str = "") -> EngineRequest:
+    return EngineRequest(number, list(prompt), SamplingParams(max_tokens, 0.0), block_tokens=BLOCK, salt=salt)
 
 
-def next_token(request: Request) -> int:
+def next_token(request: EngineRequest) -> int:
     """The simulated model: a function of all that precedes, over few tokens so that replies share prefixes."""
     drawn = zlib.crc32(repr((request.salt, request.token_ids)).encode())
     return EOS if drawn % 23 == 0 else drawn % 3
@@ -63,11 +63,11 @@ class Memory:
         return {chunk.request.request_id: next_token(chunk.request) for chunk in chunks if chunk.samples}
 
     @staticmethod
-    def _slot(request: Request, place: int) -> int:
+    def _slot(request: EngineRequest, place: int) -> int:
         return request.blocks[place // BLOCK].block_id * BLOCK + place % BLOCK
 
     @staticmethod
-    def _content(request: Request, place: int) -> tuple[object, ...]:
+    def _content(request: EngineRequest, place: int) -> tuple[object, ...]:
         return (request.salt, *request.token_ids[: place + 1])
 
 
@@ -90,7 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = make_scheduler(batch=batch, budget=budget)
         self.memory = Memory()
         self.known: set[bytes] = set()
-        self.requests: list[Request] = []
+        self.requests: list[EngineRequest] = []
         self.budget = budget
 
     @rule(
@@ -163,7 +163,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.check_reply(request)
 
     @staticmethod
-    def check_reply(request: Request) -> None:
+    def check_reply(request: EngineRequest) -> None:
         """Alone and without any cache the simulated model says the same."""
         alone = make_request(0, request.token_ids[: request.num_prompt_tokens], salt=request.salt)
         while alone.num_generated_tokens < request.sampling.max_tokens:

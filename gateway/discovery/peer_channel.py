@@ -1,4 +1,4 @@
-"""The exchange of bookings and predictions with the other gateways, over one sharded channel of Redis for each pool."""
+"""Sends bookings and predictions to the other gateways, over one sharded channel of Redis for each pool."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from warmroute.redis.client import Client
 logger = logging.getLogger(__name__)
 
 CALL_SECONDS: Final = 1.0
-"""Deadline of calls: what takes longer is not news."""
+"""Deadline of calls: a later message is out of date."""
 SILENCE_SECONDS: Final = FORGET_SECONDS
 """A gateway hears itself every second: a connection that is silent for longer is half open, or to a former master."""
 RETRY_SECONDS: Final = (0.05, 1.0)
 LEAVE_SECONDS: Final = 0.5
 BYTES_A_TURN: Final = 16_384
-"""Of messages that came together, about a quarter of a millisecond of work."""
+"""Bytes of messages that one turn of the loop handles: about a quarter of a millisecond of work."""
 MESSAGE_BYTES: Final = 1024
-"""What a message counts besides its length."""
+"""Fixed cost of a message, in bytes, that is added to its length."""
 
 
-def peer_channel(pool: str) -> str:
+def channel_name(pool: str) -> str:
     """The channel of a pool; its hash tag is the pool, percent-encoded as in the index's keys."""
     return f"wr:{{{quote(pool, safe='')}}}:flight"
 
 
 def new_incarnation() -> int:
-    """Larger in every life of a process, and no two alike: milliseconds, then random bits."""
+    """Unique, and larger after each restart: about milliseconds since 1970, then 20 random bits."""
     return (time.time_ns() >> 20) << 20 | secrets.randbits(20)
 
 
-class PeerExchange:
+class PeerChannel:
     """Sends a pool's `PeerSync` messages and gives it those that come. `run` is the one task; its owner cancels it and
     notices its death. While Redis is away it tries again."""
 
@@ -59,7 +59,7 @@ class PeerExchange:
     ) -> None:
         """`redis`: best a client of its own with a short deadline, for two connections a pool. `name`: this gateway's,
         unlike every other's, and the same after a restart."""
-        self.channel = peer_channel(pool)
+        self.channel = channel_name(pool)
         self._redis = redis
         self._pool = pool
         self._peers = peers

@@ -1,6 +1,6 @@
-"""The gateways' exchange of what they have in flight, over a simulated channel.
+"""A simulated channel between gateways, for messages about their bookings and predictions.
 
-`gateway.routing.state.peer_sync` is the production code; this stands in for `gateway.discovery.peer_exchange` and
+`gateway.routing.state.peer_sync` is the production code; this replaces `gateway.discovery.peer_channel` and
 Redis: every message comes to every gateway, its sender included, `DELAY_SECONDS` later.
 """
 
@@ -16,14 +16,14 @@ from gateway.routing.state.peer_sync import TOTALS_SECONDS, PeerSync
 DELAY_SECONDS: Final = 0.002
 
 
-class SimulatedExchange:
-    """Starts exchanging when it is made; goes on for as long as the simulation."""
+class SimulatedPeerChannel:
+    """Carries messages from its construction to the end of the simulation."""
 
     def __init__(self, peers: Sequence[PeerSync], events: Events) -> None:
         self._peers = peers
         self._events = events
         self._free_at = [0.0] * len(peers)
-        """When each may send again."""
+        """The simulated time from which each gateway may send again, in seconds."""
         self._planned = [False] * len(peers)
         for position, peer in enumerate(peers):
             peer.start(name=f"gateway-{position}", incarnation=1, wake=partial(self._wake, position))

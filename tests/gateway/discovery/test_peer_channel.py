@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import NoPermissionError
 
-from gateway.discovery.peer_exchange import SILENCE_SECONDS, PeerExchange, peer_channel
+from gateway.discovery.peer_channel import SILENCE_SECONDS, PeerChannel, channel_name
 from gateway.process.metrics import GatewayMetrics
 from gateway.routing.state.peer_sync import PeerSync
 from gateway.routing.state.predictions import Predictions
@@ -38,7 +38,7 @@ class Gateway:
         self.peers = PeerSync(self.reservations, self.predictions)
         self.redis = connect(RedisConfig(url=url, timeout_seconds=1.0))
         metrics = GatewayMetrics(self.registry)
-        self.exchange = PeerExchange(self.redis, POOL, self.peers, metrics, name=name)
+        self.exchange = PeerChannel(self.redis, POOL, self.peers, metrics, name=name)
         self.task = asyncio.create_task(self.exchange.run())
 
     def shared(self) -> bool:
@@ -175,7 +175,7 @@ def test_a_cluster_passes_messages_and_a_failover_is_survived(tmp_path: Path) ->
             async with gateways(cluster.url, 2) as (first, second):
                 booking = first.reservations.book("w", 100)
                 await eventually(lambda: second.everywhere() == Booked(1, 100))
-                slot = cluster.masters[0].call("CLUSTER", "KEYSLOT", peer_channel(POOL))
+                slot = cluster.masters[0].call("CLUSTER", "KEYSLOT", channel_name(POOL))
                 owner = cluster.owner(slot)
                 others = [each for each in cluster.masters if each is not owner]
                 # The slot goes to another master: those who listen are sent away.
