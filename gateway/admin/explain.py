@@ -1,6 +1,6 @@
 """What a gateway would do with a request, had it come now: how its prompt is keyed, and how it is routed.
 
-The request passes the stages of one from a client up to the choice of a worker (`App.serve`, `PoolRouter.decide`) and
+The request passes the stages of one from a client up to the choice of a worker (`App.serve`, `PoolRouter.choose`) and
 no further: nothing is admitted, booked, numbered, expected or counted, but for the call to Redis that finds who has a
 stored response. Where replies have shown that the gateway's own token ids are wrong, the engine is asked for them, as
 for any request.
@@ -21,9 +21,7 @@ from gateway.prompts.segments import Segment, explain_prompt
 from gateway.requests.app import App
 from gateway.requests.inference_request import UNKNOWN_PROMPT, InferenceRequest
 from gateway.requests.paths import POST_ROUTES
-from gateway.routing.candidates import Constraints
 from gateway.routing.explanation import RoutingView, explain_routing
-from gateway.routing.state.sessions import NO_SESSION, session_key
 from gateway.tenants.tenant import ANONYMOUS, Tenant
 
 logger = logging.getLogger(__name__)
@@ -78,10 +76,10 @@ class Explainer:
         if route is None:
             raise RequestError(404, f"path: {http.path[:200]} is none of: {', '.join(POST_ROUTES)}", None, "path")
         app, tenant = self._app, self._tenant(tenant_name)
-        request = await app.resolver.resolve(http, route, tenant)
-        app.resolver.permit(request)
+        request = app.resolver.resolve(http, route, tenant)
+        await app.resolver.permit(request)
         await app.make_prompt(request)
-        pool, served, session = request.pool, request.served, request.hints.session
+        pool, served = request.pool, request.served
         keyed, prompt = request.keyed, request.prompt or UNKNOWN_PROMPT
         space = request.census.space
         return Explanation(
@@ -101,16 +99,7 @@ class Explainer:
                 salted=route.salted and app.access.salts.separates(tenant),
                 segments=await _segments(request),
             ),
-            decision=explain_routing(
-                pool.router,
-                prompt,
-                Constraints(
-                    adapter=served.adapter,
-                    only=None if request.owner is None else request.owner.worker,
-                    within=request.pinned,
-                    session=NO_SESSION if session is None else session_key(tenant.name, session),
-                ),
-            ),
+            decision=explain_routing(pool.router, prompt, request.constraints()),
         )
 
     def _tenant(self, name: str | None) -> Tenant:

@@ -10,7 +10,7 @@ from typing import Final, cast
 
 from gateway.http.access_log import AccessLog
 from gateway.http.deadlines import NEVER, DeadlineWatcher
-from gateway.http.errors import OPENAI, ErrorShape, RequestError
+from gateway.http.errors import OPENAI, STOPPED, ErrorShape, RequestError
 from gateway.http.flow_control import FlowControl
 from gateway.http.message import Request
 from gateway.http.reply import Reply
@@ -178,8 +178,15 @@ class Connection(asyncio.Protocol):
     def cut(self) -> None:
         """The grace has ended: end the reply where its sender knows how, else as `abort`."""
         reply = self._reply
-        if reply is None or reply.on_cut is None or not reply.on_cut():
+        if reply is not None and reply.on_cut is not None and reply.on_cut():
+            return
+        if reply is None or reply.started:
             self._transport.abort()
+            return
+        reply.keep_alive = False
+        reply.send_error(STOPPED)
+        reply.connection_closed()  # its handler need not go on
+        self._close()
 
     def abort(self) -> None:
         """End now, and with it the handler's wait for this client."""

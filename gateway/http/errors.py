@@ -48,6 +48,9 @@ class RequestError(Exception):
         self.headers = headers
 
 
+STOPPED: Final = RequestError(503, "the gateway was stopped before it could answer; send it again", "gateway_stopped")
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
     """How the clients of one API read errors."""

@@ -12,7 +12,7 @@ import asyncio
 from enum import Enum
 from typing import Protocol
 
-from gateway.http.errors import RequestError
+from gateway.http.errors import STOPPED, RequestError
 from gateway.http.forwarding import reply_headers
 from gateway.http.message import Header
 from gateway.http.outcome import Outcome
@@ -169,12 +169,12 @@ class Exchange:
             self.outcome = Outcome.UNREACHABLE
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not self._reply.closed or (task is not None and task.cancelling()):
+            if not (self._reply.closed or self._reply.started) or (task is not None and task.cancelling()):
                 raise
         return None
 
     async def _carry(self, connection: UpstreamConnection) -> None:
-        if self._reply.closed:
+        if self._reply.closed or self._reply.started:
             connection.abort()
             return
         self.phase = Phase.WAITING
@@ -236,13 +236,22 @@ class Exchange:
             self._upstream.deadline = min(self._loop.time() + self._idle_seconds, self._ends_at)
 
     def _cut(self) -> bool:
-        """The grace of a gateway that stops has ended: end the reply with an event where its client reads events."""
-        if self.phase is not Phase.STREAMING:
+        """The grace of a gateway that stops has ended: say so, within a stream by an event where its client reads
+        them. Whether the reply has been ended by that."""
+        if self.phase is Phase.ENDED:
             return False
+        if self.phase is Phase.CONNECTING and self._connecting is not None:
+            self._connecting.cancel()
         self._abort_upstream()
-        self._break_off(
-            RequestError(503, "the gateway was stopped in the middle of this reply; send it again", "gateway_stopped")
-        )
+        if self.phase is Phase.STREAMING:
+            self._break_off(
+                RequestError(
+                    503, "the gateway was stopped in the middle of this reply; send it again", "gateway_stopped"
+                )
+            )
+        else:
+            self._reply.keep_alive = False
+            self._reply.send_error(STOPPED)
         self._end(Outcome.CLIENT_GONE)
         return True
 

@@ -72,14 +72,26 @@ class UpstreamPool:
         self._loop = asyncio.get_running_loop()
         security = self._security
         context = None if security is None else security.context
-        async with asyncio.timeout(self.limits.connect_seconds):
-            _, connection = await self._loop.create_connection(
-                lambda: UpstreamConnection(self, (host, port), self.limits.header_limit_bytes),
-                host,
-                port,
-                ssl=context,
-                server_hostname=None if security is None or context is None else security.server_name or host,
-            )
+        made: list[UpstreamConnection] = []
+
+        def make() -> UpstreamConnection:
+            made.append(UpstreamConnection(self, (host, port), self.limits.header_limit_bytes))
+            return made[-1]
+
+        try:
+            async with asyncio.timeout(self.limits.connect_seconds):
+                _, connection = await self._loop.create_connection(
+                    make,
+                    host,
+                    port,
+                    ssl=context,
+                    server_hostname=None if security is None or context is None else security.server_name or host,
+                )
+        except BaseException:
+            # One that is made in the instant of a cancellation never hears that it is lost.
+            for connection in made:
+                connection.abandon()
+            raise
         return connection
 
     async def close(self) -> None:

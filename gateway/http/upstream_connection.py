@@ -86,6 +86,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._listener: ReplyListener | None = None
         self._reused = False
+        self._abandoned = False
         self.deadline = NEVER
         """Set by whoever uses the connection; see `watch`."""
         self._reset()
@@ -119,6 +120,11 @@ class UpstreamConnection(asyncio.Protocol):
         self.deadline = NEVER
         self._transport.abort()
 
+    def abandon(self) -> None:
+        """Nobody waits for it any more, made or not."""
+        self._abandoned = True
+        self._pool.gone(self)
+
     def pause_reading(self) -> None:
         """Leave further bytes in the worker's socket."""
         if self.usable:
@@ -135,7 +141,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._pool.opened(self)
+        if self._abandoned:
+            self._transport.abort()
+        else:
+            self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
         listener = self._listener

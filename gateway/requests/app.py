@@ -25,7 +25,6 @@ from gateway.requests.settle import Settlement
 from gateway.requests.shared_responses import SharedResponses
 from gateway.requests.stored_responses import StoredResponses
 from gateway.routing.routed_request import RoutedRequest
-from gateway.routing.state.sessions import NO_SESSION, session_key
 from gateway.tenants.tenant import Tenant
 from warmroute.config.gateway import GatewayConfig
 from warmroute.redis.client import Client
@@ -74,7 +73,8 @@ class App:
             if request is not None:
                 await self.serve(request, reply)
         except RequestError as error:
-            reply.send_error(error)
+            if not reply.started:  # else the gateway that stops has answered
+                reply.send_error(error)
         except Exception:
             # The connection answers 500 where nothing was sent yet.
             self.count(500 if reply.status is None else reply.status)
@@ -91,7 +91,7 @@ class App:
         path = http.path
         route = POST_ROUTES.get(path)
         if route is not None:
-            return await self.resolver.resolve(http, route, self._identify(http, POST, anthropic=route.anthropic))
+            return self.resolver.resolve(http, route, self._identify(http, POST, anthropic=route.anthropic))
         if path == HEALTH:
             _check_method(http, READS)
             reply.send(200)
@@ -112,33 +112,30 @@ class App:
     async def serve(self, request: InferenceRequest, reply: Reply) -> None:
         """The way of a request: permit, admit, edit, key, place and relay, settle. Raises RequestError before it has
         been placed."""
-        pool, route, tenant = request.pool, request.route, request.tenant
-        self.resolver.permit(request)
+        pool, route = request.pool, request.route
+        await self.resolver.permit(request)
         estimate = 0 if route is STORED else len(request.body) // CHARACTERS_PER_TOKEN
-        request.admission = admission = await self.access.admit(tenant, estimate)
+        admission = await self.access.admit(request.tenant, estimate)
         try:
             request.started_at = pool.router.clock()
             await self.make_prompt(request)
+            if route is not STORED:
+                self._settlement.keyed(request)
             if reply.closed:
                 admission.settle(0)
                 return
-            if route is not STORED:
-                self._settlement.keyed(request)
-            prepare_reply_edit(request, self.responses)
-            session = request.hints.session
-            request.routed = routed = RoutedRequest(
+            prepare_reply_edit(request, reply, self.responses)
+            explained = route is not STORED and request.http.header(EXPLAIN_HEADER) == b"1"
+            routed = RoutedRequest(
                 pool.router,
                 request.prompt,
-                adapter=request.served.adapter,
-                only=None if request.owner is None else request.owner.worker,
-                within=request.pinned,
-                session=NO_SESSION if session is None else session_key(tenant.name, session),
+                request.constraints(),
                 headers=admission.headers(),
-                explained=self._config.decision_header and request.http.header(EXPLAIN_HEADER) == b"1",
+                explained=explained and self._config.decision_header,
             )
             upstreams = pool.upstreams or self._upstreams
             exchange = await relay(request.http, request.body, reply, routed, upstreams, request.reply_edit)
-            self._settlement.ended(request, reply, exchange)
+            self._settlement.ended(request, routed, admission, reply, exchange)
         finally:
             admission.release()
 

@@ -25,6 +25,7 @@ from gateway.requests.metrics import RequestMetrics
 from gateway.requests.relay import last_outcome
 from gateway.requests.usage import Usage
 from gateway.routing.decision_log import LoggedDecision
+from gateway.routing.routed_request import RoutedRequest
 from warmroute.config.gateway import GatewayConfig
 
 PENDING_KEYS: Final = 500_000
@@ -78,16 +79,22 @@ class Decisions:
                 on_drop=metrics.decision_log_dropped.inc,
             )
 
-    def ended(self, request: InferenceRequest, reply: Reply, exchange: Exchange | None, usage: Usage | None) -> None:
+    def ended(
+        self,
+        request: InferenceRequest,
+        routed: RoutedRequest,
+        reply: Reply,
+        exchange: Exchange | None,
+        usage: Usage | None,
+    ) -> None:
         """Note a request that has ended. `exchange`: its last attempt."""
         if not self._kept.maxlen and self._log is None:
             return
-        router, routed, prompt = request.pool.router, request.routed, request.keyed
-        assignment = None if routed is None else routed.assignment
+        router, prompt, assignment = request.pool.router, request.keyed, routed.assignment
         last, pool, status = last_outcome(reply, exchange), router.config.name, reply.final_status
         outcome = "no_worker" if last is None else last.value
         load_only = prompt.reason if isinstance(prompt, Unkeyed) else ""
-        if routed is None or assignment is None or exchange is None:
+        if assignment is None or exchange is None:
             self._kept.append(
                 Decided(time.time(), request.http.request_id, pool, "", status, outcome, 0, load_only, prompt.tokens)
             )

@@ -8,6 +8,7 @@ from typing import Final
 from gateway.engines.base import Dialect
 from gateway.engines.registry import dialect, unsalted_paths
 from gateway.http.message import Request
+from gateway.http.reply import Reply
 from gateway.requests.access import Access
 from gateway.requests.inference_request import InferenceRequest
 from gateway.requests.json_members import splice
@@ -42,13 +43,14 @@ async def edit_body(request: InferenceRequest, access: Access) -> None:
         request.salt = ""  # what the engine ignores must not be in the keys either
 
 
-def prepare_reply_edit(request: InferenceRequest, responses: SharedResponses) -> None:
+def prepare_reply_edit(request: InferenceRequest, reply: Reply, responses: SharedResponses) -> None:
     """What changes in the reply: the model's public name, usage that only the gateway asked for; and what is read of
     it: the id of a response that the worker stores."""
     stores = request.route.stores
     if request.shown_model is None and not request.drops_usage and not stores:
         return
-    learner = _Learner(request, responses) if stores and (request.fields or {}).get("store") is not False else None
+    stores = stores and (request.fields or {}).get("store") is not False
+    learner = _Learner(request, reply, responses) if stores else None
     request.reply_edit = ReplyEdits(
         model=request.shown_model,
         drop_usage=request.drops_usage,
@@ -58,21 +60,21 @@ def prepare_reply_edit(request: InferenceRequest, responses: SharedResponses) ->
 
 
 class _Learner:
-    """Notes which worker has the response that it makes for this request."""
+    """Notes which worker has the response that it makes for this request. It does not hold the request, which holds
+    it: the two would stay, with both bodies, until the garbage collector looks."""
 
-    def __init__(self, request: InferenceRequest, responses: SharedResponses) -> None:
-        self._request = request
+    def __init__(self, request: InferenceRequest, reply: Reply, responses: SharedResponses) -> None:
+        self._pool = request.pool.name
+        self._tenant = request.tenant.name
+        self._model = request.shown_model or ""
+        # vLLM and SGLang call the response what the request says.
+        self._chosen = request.fields is not None and request.fields.get("request_id") is not None
+        self._reply = reply
         self._responses = responses
 
     def learn(self, response_id: str) -> None:
-        request = self._request
-        routed = request.routed
-        if routed is None or routed.assignment is None:
-            return
-        owner = Owner(request.pool.name, routed.assignment.worker_id, request.tenant.name, request.shown_model or "")
-        # vLLM and SGLang call the response what the request says.
-        chosen = request.fields is not None and request.fields.get("request_id") is not None
-        self._responses.learn(response_id, owner, chosen=chosen)
+        owner = Owner(self._pool, self._reply.upstream, self._tenant, self._model)
+        self._responses.learn(response_id, owner, chosen=self._chosen)
 
 
 def _edited(request: InferenceRequest, edits: RequestEdits, engine: Dialect) -> bytes:

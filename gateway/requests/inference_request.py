@@ -15,8 +15,8 @@ from gateway.requests.models import Pool, Served
 from gateway.requests.multipart import FormModel
 from gateway.requests.paths import Route
 from gateway.requests.stored_responses import Owner
-from gateway.routing.routed_request import RoutedRequest
-from gateway.tenants.limiter import Admission
+from gateway.routing.candidates import NO_CONSTRAINTS, Constraints
+from gateway.routing.state.sessions import NO_SESSION, session_key
 from gateway.tenants.tenant import Tenant
 
 UNKNOWN_PROMPT: Final = Prompt(0, [])
@@ -30,7 +30,6 @@ class InferenceRequest:
     """
 
     __slots__ = (
-        "admission",
         "body",
         "census",
         "check",
@@ -48,7 +47,6 @@ class InferenceRequest:
         "reply_edit",
         "response_id",
         "route",
-        "routed",
         "salt",
         "served",
         "shown_model",
@@ -66,7 +64,7 @@ class InferenceRequest:
         self.served = served
         self.pool: Pool = served.pool
         self.census = served.pool.router.census.current()
-        """What the pool's workers say, asked once a request."""
+        """What the pool's workers say; refreshed once a request."""
         self.fields = fields
         """The body, parsed; None where it is a form or has none."""
         self.form: FormModel | None = None
@@ -81,8 +79,6 @@ class InferenceRequest:
         # permit
         self.pinned: frozenset[str] | None = None
         """The workers that it may go to, by uid; None: all."""
-        # admit
-        self.admission: Admission | None = None
         # edit
         self.body = http.body
         """As the worker gets it."""
@@ -100,7 +96,18 @@ class InferenceRequest:
         self.check: SelfCheck | None = None
         """The verdict that the comparison goes into."""
         # place and relay
-        self.routed: RoutedRequest | None = None
         self.reply_edit: ReplyEdit | None = None
         self.started_at = 0.0
         """When its routing began, by the router's clock."""
+
+    def constraints(self) -> Constraints:
+        """Which workers it may go to or should."""
+        adapter, owner, pinned, session = self.served.adapter, self.owner, self.pinned, self.hints.session
+        if not adapter and owner is None and pinned is None and session is None:
+            return NO_CONSTRAINTS  # most requests
+        return Constraints(
+            adapter,
+            None if owner is None else owner.worker,
+            pinned,
+            NO_SESSION if session is None else session_key(self.tenant.name, session),
+        )

@@ -12,7 +12,7 @@ from gateway.engines.base import Dialect
 from gateway.requests.json_members import edit_object, last, members, splice, value_of_only
 
 
-@dataclass(slots=True)  # not frozen: see gateway.entrypoint.http.Request
+@dataclass(slots=True)  # not frozen: see gateway.http.message.Request
 class RequestEdits:
     """What to change. `model`: the engine's name for it, where an alias was used. `salt`: the tenant's, which takes
     the place of the client's own. `ask_usage`: see `lacks_usage`. `priority`: of a hint that is not in the body's

@@ -32,7 +32,7 @@ class Resolver:
         self._access = access
         self._responses = responses
 
-    async def resolve(self, http: Request, route: Route, tenant: Tenant) -> InferenceRequest:
+    def resolve(self, http: Request, route: Route, tenant: Tenant) -> InferenceRequest:
         """A request of one of the routes."""
         coding = http.header(b"content-encoding")
         if coding is not None and coding.lower() != b"identity":
@@ -56,7 +56,6 @@ class Resolver:
             previous = fields.get("previous_response_id")
             if isinstance(previous, str):
                 request.response_id = previous
-                request.owner = await self._responses.owner(previous)
         return request
 
     async def resolve_stored(self, http: Request, path: StoredPath, tenant: Tenant) -> InferenceRequest:
@@ -71,7 +70,7 @@ class Resolver:
         request.shown_model = None if owner is None else owner.model or None
         return request
 
-    def permit(self, request: InferenceRequest) -> None:
+    async def permit(self, request: InferenceRequest) -> None:
         """Refuse what this tenant may not ask of this pool; note the workers that the request may go to."""
         route, tenant, pool = request.route, request.tenant, request.pool
         if route is not STORED:
@@ -82,6 +81,8 @@ class Resolver:
             ):
                 raise unsalted_refusal(request.http.path)
             request.pinned = pinned(request.http, pool.router, tenant)
+            if request.response_id is not None:
+                request.owner = await self._responses.owner(request.response_id)
         if request.response_id is not None and _is_out_of_reach(request):
             raise _no_response("response_id" if route is STORED else "previous_response_id")
 

@@ -14,6 +14,7 @@ from gateway.requests.paths import STORED
 from gateway.requests.relay import last_outcome
 from gateway.requests.shared_responses import SharedResponses
 from gateway.requests.usage import Usage, read_usage
+from gateway.routing.routed_request import RoutedRequest
 from gateway.tenants.limiter import Admission
 
 
@@ -35,27 +36,33 @@ class Settlement:
         if isinstance(request.keyed, Unkeyed):
             self._metrics.load_only.labels(request.pool.name, request.keyed.reason).inc()
 
-    def ended(self, request: InferenceRequest, reply: Reply, exchange: Exchange | None) -> None:
+    def ended(
+        self,
+        request: InferenceRequest,
+        routed: RoutedRequest,
+        admission: Admission,
+        reply: Reply,
+        exchange: Exchange | None,
+    ) -> None:
         """The request's reply is whole, or will never be. `exchange`: its last attempt."""
         outcome = last_outcome(reply, exchange)
         if request.route is STORED:
             if request.http.method == "DELETE" and outcome is Outcome.COMPLETED and request.response_id:
                 self._responses.forget(request.response_id)
             return
-        metrics, name, routed, keyed = self._metrics, request.pool.name, request.routed, request.keyed
-        assignment = None if routed is None else routed.assignment
+        metrics, name, keyed, assignment = self._metrics, request.pool.name, request.keyed, routed.assignment
         matched_tokens = None if assignment is None or isinstance(keyed, Unkeyed) else assignment.matched_tokens
-        if routed is not None and routed.decided_at is not None:
+        if routed.decided_at is not None:
             metrics.route_seconds.labels(name).observe(routed.decided_at - request.started_at)
         if exchange is not None and exchange.first_byte_at is not None:
             metrics.first_byte_seconds.labels(name).observe(exchange.first_byte_at - request.http.arrived_at)
         if outcome is Outcome.COMPLETED and matched_tokens is not None:
             metrics.keyed_tokens.labels(name).inc(keyed.tokens)
             metrics.matched_tokens.labels(name).inc(matched_tokens)
-        usage = None if request.admission is None else self._account(name, exchange, request.admission)
+        usage = self._account(name, exchange, admission)
         if usage is not None:
             self._keys.compare(request, usage, matched_tokens)
-        self._decisions.ended(request, reply, exchange, usage)
+        self._decisions.ended(request, routed, reply, exchange, usage)
 
     def _account(self, pool: str, exchange: Exchange | None, admission: Admission) -> Usage | None:
         """Settle what the reply says it used with the tenant's limits, and count it; None where it does not say."""

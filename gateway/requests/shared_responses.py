@@ -133,7 +133,9 @@ class SharedResponses:
         except RedisError as error:
             self._complain(error)
             outcome, reply = "failed", None
-        if write.owner is not None:
+        if write.owner is None:
+            self.local.forget(write.response_id)  # what a write before it, of the same id, has learned meanwhile
+        else:
             if (other := _decode(reply)) is not None:
                 # Learned here before it was known that the id is taken.
                 outcome = "foreign"

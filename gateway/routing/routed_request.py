@@ -10,7 +10,6 @@ from gateway.routing.candidates import NO_CONSTRAINTS, Constraints
 from gateway.routing.decision_header import decision_header
 from gateway.routing.router import Choice, PoolRouter
 from gateway.routing.state.rates import first_byte_seconds
-from gateway.routing.state.sessions import NO_SESSION
 
 
 class RoutedRequest:
@@ -31,16 +30,12 @@ class RoutedRequest:
         self,
         router: PoolRouter,
         prompt: Prompt | None,
+        constraints: Constraints = NO_CONSTRAINTS,
         *,
-        adapter: str = "",
-        only: str | None = None,
-        within: AbstractSet[str] | None = None,
-        session: int = NO_SESSION,
         headers: tuple[tuple[bytes, bytes], ...] = (),
         explained: bool = False,
     ) -> None:
-        """`adapter`, `only`, `within` and `session` as in `Constraints`; `headers` are added to the reply, with
-        `explained` the decision."""
+        """`headers` are added to the reply, with `explained` the decision."""
         self.assignment: PoolAssignment | None = None
         """The latest attempt's."""
         self.attempts = 0
@@ -49,8 +44,7 @@ class RoutedRequest:
         """When the first pick was made, by the router's clock."""
         self._router = router
         self._prompt = prompt
-        free = not adapter and only is None and within is None and session == NO_SESSION
-        self._constraints = NO_CONSTRAINTS if free else Constraints(adapter, only, within, session)
+        self._constraints = constraints
         self._headers = headers
         self._explained = explained
         router.next_request()

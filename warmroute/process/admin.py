@@ -36,7 +36,8 @@ class AdminSite(ABC):
         await self._start(lambda runner: web.UnixSite(runner, str(path)))
 
     async def _start(self, site: Callable[[web.AppRunner], web.BaseSite]) -> web.AppRunner:
-        self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=2.0)
+        # Compressed bodies are refused by those who read them: none is unpacked here, whatever it may become.
+        self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=2.0, auto_decompress=False)
         await self._runner.setup()
         try:
             await site(self._runner).start()

@@ -84,6 +84,7 @@ class ClusterClient(Calls, _Commands):
     async def execute_routed(self, key: bytes, commands: Sequence[Command]) -> list[Any]:
         """Run commands on the node that has the key, in one go, and return their replies."""
         redirections = failures = 0
+        address: Address | None = None
         try:
             async with self.deadline():
                 while True:
@@ -105,11 +106,11 @@ class ClusterClient(Calls, _Commands):
                         raise
                     except (ConnectionError, ReadOnlyError, ClusterDownError):
                         failures += 1
-                        self._map.expire()
+                        self._map.expire(address)
                         if failures >= FAILURES:
                             raise
         except RedisTimeoutError:
-            self._map.expire()
+            self._map.expire(address)
             raise
 
     def pipeline(self, transaction: bool = True) -> Any:
@@ -132,7 +133,7 @@ class ClusterClient(Calls, _Commands):
             except AuthenticationError:
                 raise
             except (ConnectionError, ClusterDownError):
-                self._map.expire()
+                self._map.expire(address)
                 if attempt + 1 >= FAILURES:
                     raise
         raise ConnectionError(f"the nodes of the Redis Cluster do not agree on who has the channel {channel}")

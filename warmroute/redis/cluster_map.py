@@ -32,6 +32,8 @@ class ClusterMap:
         self._clients: dict[Address, ServerClient] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._known = False
+        self._lost: set[Address] = set()
+        """Nodes that failed since the map was read."""
         self._reading = SharedTask(self._read)
 
     async def owner(self, key: bytes) -> Address:
@@ -60,9 +62,12 @@ class ClusterMap:
         self._owners[slot] = owner
         self._reading.start()
 
-    def expire(self) -> None:
-        """A node does not answer, or takes no writes: read the map before the next use."""
+    def expire(self, address: Address | None = None) -> None:
+        """A node, the one at `address` if that is known, does not answer or takes no writes: read the map before the
+        next use, from others first."""
         self._known = False
+        if address is not None:
+            self._lost.add(address)
 
     async def aclose(self) -> None:
         await self._reading.aclose()
@@ -72,9 +77,11 @@ class ClusterMap:
         await asyncio.gather(*clients, *self._closing, return_exceptions=True)
 
     async def _read(self) -> None:
-        """Ask nodes in random order, so that one that is cut off and knows old owners is not asked for ever."""
+        """Ask nodes in random order, so that one that is cut off and knows old owners is not asked for ever; those that
+        have just failed last, since one that hangs costs `MAP_SECONDS`."""
         known = [address for address in self._clients if address not in self._seeds]
         candidates = [*random.sample(known, len(known)), *random.sample(self._seeds, len(self._seeds))]
+        candidates.sort(key=self._lost.__contains__)
         troubles = []
         for host, port in candidates:
             # A client of its own: all connections of the others may hang.
@@ -102,6 +109,7 @@ class ClusterMap:
             address = (asked_host if name in {"", "?"} else name, int(port))
             owners[first : last + 1] = [address] * (last + 1 - first)
         self._owners, self._known = owners, True
+        self._lost.clear()
         for address in self._clients.keys() - set(owners):
             task = asyncio.get_running_loop().create_task(_close_unused(self._clients.pop(address)))
             self._closing.add(task)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import ExitStack
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.gateway.http.support import (
     LAST_CHUNK,
     SSE_HEAD,
     TICK_SECONDS,
+    Client,
     Link,
     chunk,
     client,
@@ -143,3 +146,65 @@ def test_two_servers_can_share_a_port() -> None:
         await second.drain(0)
 
     run(main())
+
+
+def test_at_the_end_of_the_grace_a_request_without_a_reply_is_told() -> None:
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def hangs(http: Request, reply: Reply) -> None:
+            begun.set()
+            while not reply.closed:
+                await asyncio.sleep(0.01)
+
+        async with serving(hangs) as server, client(server.port) as user:
+            user.send(request())
+            await begun.wait()
+            await is_told(server, user)
+
+    run(main())
+
+
+def test_at_the_end_of_the_grace_a_request_that_a_worker_has_is_told() -> None:
+    async def main() -> None:
+        taken = asyncio.Event()
+
+        async def script(link: Link) -> None:
+            await link.request()
+            taken.set()
+            await link.peer_gone()
+
+        async with worker(script) as engine, gateway(engine.port) as gate, gate.client() as user:
+            user.send(request())
+            await taken.wait()
+            await is_told(gate.server, user)
+
+    run(main())
+
+
+def test_at_the_end_of_the_grace_a_request_whose_worker_does_not_answer_the_phone_is_told() -> None:
+    async def main() -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(0)
+            port = listener.getsockname()[1]
+            with ExitStack() as stack:
+                for _ in range(4):  # fill the queue, so that the next waits to be connected
+                    waiting = stack.enter_context(socket.socket())
+                    waiting.setblocking(False)
+                    waiting.connect_ex(("127.0.0.1", port))
+                async with gateway(port, connect_seconds=30) as gate, gate.client() as user:
+                    user.send(request())
+                    await eventually(lambda: gate.assigner.given)
+                    await asyncio.sleep(0)
+                    await is_told(gate.server, user)
+
+    run(main())
+
+
+async def is_told(server: Server, user: Client) -> None:
+    draining = asyncio.ensure_future(server.drain(0.05))
+    answer = await user.answer()
+    assert (answer.status, answer.header(b"connection")) == (503, b"close")
+    assert b"gateway_stopped" in answer.body
+    await asyncio.wait_for(draining, 5)

@@ -14,6 +14,7 @@ from gateway.http.upstream_connection import UpstreamConnection
 from gateway.process.compiled import is_compiled
 from gateway.requests.relay import relay
 from tests.gateway.http.support import (
+    TICK_SECONDS,
     CountingAssigner,
     Link,
     client,
@@ -252,5 +253,26 @@ def test_a_large_upload_arrives_whole() -> None:
         async with worker(replying(plain(b"ok"))) as engine, gateway(engine.port) as gate:
             assert (await gate.ask(request(body=body))).body == b"ok"
             assert engine.requests[0].body == body
+
+    run(main())
+
+
+def test_a_connection_that_is_made_while_its_client_leaves_is_forgotten() -> None:
+    """Cancelled at every turn of the loop while it is made."""
+
+    async def main() -> None:
+        async with worker(replying(plain(b"hello"))) as engine:
+            pool = UpstreamPool(config(), tick_seconds=TICK_SECONDS)
+            for turns in range(12):
+                for _ in range(20):
+                    connecting = asyncio.ensure_future(pool.connect("127.0.0.1", engine.port))
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    connecting.cancel()
+                    await asyncio.gather(connecting, return_exceptions=True)
+                    if not connecting.cancelled():
+                        connecting.result().abort()
+            await eventually(lambda: pool.connections == 0)
+            await pool.close()
 
     run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.routing.candidates import Constraints
 from gateway.routing.routed_request import RoutedRequest
 from tests.gateway.routing.support import NAMES, Pool, prompt
 
@@ -34,18 +35,21 @@ def test_workers_that_serve_the_adapter_get_its_requests() -> None:
     pool.hold("b", [], adapters=("lora-a",))
     assert pool.router.census.current().adapters == {"lora-a"}
     for _ in range(10):
-        assert RoutedRequest(pool.router, prompt(64), adapter="lora-a").assign(set()).worker_id == "b"
-    workers = {RoutedRequest(pool.router, prompt(64), adapter="lora-new").assign(set()).worker_id for _ in range(40)}
+        assert RoutedRequest(pool.router, prompt(64), Constraints(adapter="lora-a")).assign(set()).worker_id == "b"
+    workers = {
+        RoutedRequest(pool.router, prompt(64), Constraints(adapter="lora-new")).assign(set()).worker_id
+        for _ in range(40)
+    }
     assert workers == set(NAMES)  # loaded since the workers said Hello, maybe: the engine judges
 
 
 def test_a_request_that_belongs_to_a_worker_goes_nowhere_else() -> None:
     pool = Pool()
     pool.router.census.workers.get("c").eject(pool.now)
-    routed = RoutedRequest(pool.router, prompt(64), only="c")
+    routed = RoutedRequest(pool.router, prompt(64), Constraints(only="c"))
     assert routed.assign(set()).worker_id == "c"
     assert routed.assign({"c"}) is None
-    assert RoutedRequest(pool.router, None, only="gone").assign(set()) is None
+    assert RoutedRequest(pool.router, None, Constraints(only="gone")).assign(set()) is None
 
 
 def test_a_returning_worker_starts_slowly() -> None:
@@ -70,5 +74,11 @@ def test_a_returning_worker_starts_slowly() -> None:
 
 def test_a_request_pinned_to_a_worker_that_may_not_continue_its_response_goes_nowhere() -> None:
     pool = Pool()
-    assert RoutedRequest(pool.router, prompt(64), only="c", within=frozenset("ac")).assign(frozenset()) is not None
-    assert RoutedRequest(pool.router, prompt(64), only="c", within=frozenset("ab")).assign(frozenset()) is None
+    assert (
+        RoutedRequest(pool.router, prompt(64), Constraints(only="c", within=frozenset("ac"))).assign(frozenset())
+        is not None
+    )
+    assert (
+        RoutedRequest(pool.router, prompt(64), Constraints(only="c", within=frozenset("ab"))).assign(frozenset())
+        is None
+    )

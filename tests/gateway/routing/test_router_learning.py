@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.http.outcome import Outcome
 from gateway.prompts.keyer import Prompt
+from gateway.routing.candidates import Constraints
 from gateway.routing.census.targets import Target
 from gateway.routing.gauges import publish_gauges
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
@@ -15,7 +16,7 @@ SLOW_SECONDS_A_TOKEN, FAST_SECONDS_A_TOKEN = 1e-3, 1e-4
 
 
 def assign(pool: Pool, asked: Prompt, only: str | None = None) -> PoolAssignment:
-    assignment = RoutedRequest(pool.router, asked, only=only).assign(frozenset())
+    assignment = RoutedRequest(pool.router, asked, Constraints(only=only)).assign(frozenset())
     assert assignment is not None
     return assignment
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.http.outcome import Outcome
 from gateway.prompts.keyer import Prompt
+from gateway.routing.candidates import Constraints
 from gateway.routing.census.targets import Target
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from indexer.keys import prompt_keys
@@ -17,7 +18,9 @@ def test_an_adapter_is_asked_of_who_has_it_then_of_who_has_said_nothing() -> Non
     pool.hold("b", [], adapters=("lora-a",))
 
     def asked(exclude: frozenset[str] = frozenset()) -> set[str]:
-        picks = [RoutedRequest(pool.router, prompt(64), adapter="lora-a").assign(exclude) for _ in range(20)]
+        picks = [
+            RoutedRequest(pool.router, prompt(64), Constraints(adapter="lora-a")).assign(exclude) for _ in range(20)
+        ]
         return {pick.worker_id for pick in picks if pick is not None}
 
     assert asked() == {"b"}

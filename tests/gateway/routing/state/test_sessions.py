@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.http.outcome import Outcome
 from gateway.prompts.keyer import Prompt
+from gateway.routing.candidates import Constraints
 from gateway.routing.policies.facts import CandidateFacts, RequestFacts
 from gateway.routing.policies.registry import POLICIES
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
@@ -30,7 +31,7 @@ MINE = session_key("tenant", "mine")
 
 
 def assign(pool: Pool, asked: Prompt | None, session: int = MINE, **wishes) -> PoolAssignment:
-    assignment = RoutedRequest(pool.router, asked, session=session, **wishes).assign(frozenset())
+    assignment = RoutedRequest(pool.router, asked, Constraints(session=session, **wishes)).assign(frozenset())
     assert assignment is not None
     return assignment
 
