@@ -158,6 +158,11 @@ class Connection(asyncio.Protocol):
         self._flow.resume()
         self._set_deadline()
 
+    @property
+    def idle(self) -> bool:
+        """It is open, and nothing of a request has come since the last reply."""
+        return not (self._ending or self._queue or self._parser.mid_request) and self._reply is None
+
     def expire(self) -> None:
         """Act on the deadline: the client is idle, too slow to send, or too slow to take its reply."""
         if self._ending or self._reply is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from warmroute.process.cached_labels import Counter
 
@@ -14,5 +14,19 @@ class HttpMetrics:
         self.access_log_dropped = Counter(
             "warmroute_gateway_access_log_dropped",
             "Lines of the access log that were lost, since too many waited or they could not be written.",
+            registry=registry,
+        )
+        self.client_connections = Gauge(
+            "warmroute_gateway_client_connections", "Open connections of clients.", registry=registry
+        )
+        self.client_connections_limit = Gauge(
+            "warmroute_gateway_client_connections_limit",
+            "Most connections of clients, by the process's limit of open files.",
+            registry=registry,
+        )
+        self.full_connections = Counter(
+            "warmroute_gateway_full_connections",
+            "Connections at the limit: idle ones closed for new ones, and new ones refused with 503.",
+            ("outcome",),
             registry=registry,
         )

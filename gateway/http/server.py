@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections import deque
 from collections.abc import Callable, Mapping
+from heapq import nsmallest
 
 from gateway.http.access_log import AccessLog
 from gateway.http.certificate import Certificate
@@ -19,6 +22,20 @@ __all__ = ["Handler", "Server"]
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
+CONNECTION_LIMIT = 16_384
+SHED_SHARE = 16
+"""One in so many connections, the idle ones that have waited longest, is closed at once where the limit is reached: to
+look for one alone at every new connection would cost a walk over all."""
+SHED_IDLE_SECONDS = 1.0
+"""Only connections that have been idle for so long: the request of a new one is on its way."""
+SHED_SECONDS = 0.05
+"""Between two such walks."""
+LINGERING_SHARE = 4
+LEAST_LINGERING = 8
+"""Refused connections that may take their time to read the 503, as a share of the limit and at least; then the oldest
+are cut."""
+LOG_SECONDS = 10.0
+"""Between two lines of the log that tell of a full server."""
 CERTIFICATE_SECONDS = 10.0
 """How often the certificate's files are looked at."""
 CUT_SECONDS = 5.0
@@ -35,20 +52,28 @@ class Server:
         *,
         on_refusal: Callable[[int], None] | None = None,
         on_log_drop: Callable[[int], None] | None = None,
+        on_full: Callable[[str, int], None] | None = None,
         error_shapes: Mapping[str, ErrorShape] = NO_SHAPES,
-        connection_limit: int = 16_384,
+        connection_limit: int = CONNECTION_LIMIT,
         tick_seconds: float = TICK_SECONDS,
         certificate_seconds: float = CERTIFICATE_SECONDS,
     ) -> None:
         """`on_refusal` is told the status of every request that was refused before it reached `handler`, `on_log_drop`
         how many lines of the access log were lost. `error_shapes`: by path, where it is not OpenAI's. At most
-        `connection_limit` connections are served, further ones get 503; deadlines of clients are kept to within
+        `connection_limit` connections are served: for a further one the longest idle are closed, and where none is idle
+        it gets 503; `on_full` is told "closed" or "refused" and how many. Deadlines of clients are kept to within
         `tick_seconds`."""
         self._handler = handler
         self._config = config
         self._on_refusal = on_refusal
         self._error_shapes = error_shapes
         self._connection_limit = connection_limit
+        self._on_full = on_full
+        self._shed_at = self._logged_at = -math.inf
+        self._refused: deque[Connection] = deque()
+        """The latest refused for want of room; a client that reads its 503 slowly keeps its descriptor for a while."""
+        self._spare = 0
+        """Connections that were closed for others and are still counted."""
         self._uploads = Uploads(config.uploads_limit_bytes)
         self._connections: DeadlineWatcher[Connection] = DeadlineWatcher(tick_seconds)
         self._listeners: list[asyncio.Server] = []
@@ -125,8 +150,11 @@ class Server:
             self._refresh = loop.call_later(self._certificate_seconds, self._schedule_refresh, loop)
 
     def _connection(self) -> Connection:
-        busy = self._draining or len(self._connections) >= self._connection_limit
-        return Connection(
+        full = len(self._connections) >= self._connection_limit
+        if not full:
+            self._spare = 0
+        busy = self._draining or (full and not self._shed())
+        connection = Connection(
             self._handler,
             self._config,
             self._connections,
@@ -136,3 +164,35 @@ class Server:
             self._error_shapes,
             busy=busy,
         )
+        if busy:
+            self._refused.append(connection)
+            if len(self._refused) > max(LEAST_LINGERING, self._connection_limit // LINGERING_SHARE):
+                self._refused.popleft().abort()
+        return connection
+
+    def _shed(self) -> bool:
+        """The server is full: close the connections that have been idle longest. Whether there is room now."""
+        if self._spare:
+            self._spare -= 1
+            return True
+        now = asyncio.get_running_loop().time()
+        shed: list[Connection] = []
+        if now >= self._shed_at + SHED_SECONDS:
+            self._shed_at = now
+            # All idle connections have the same time, so the earliest deadline is the longest wait.
+            latest = now + self._config.client_idle_seconds - SHED_IDLE_SECONDS
+            idle = [connection for connection in self._connections if connection.idle and connection.deadline <= latest]
+            shed = nsmallest(1 + self._connection_limit // SHED_SHARE, idle, key=lambda each: each.deadline)
+            for connection in shed:
+                connection.abort()
+            self._spare = max(len(shed) - 1, 0)
+        if self._on_full is not None:
+            self._on_full("closed" if shed else "refused", len(shed) or 1)
+        if now >= self._logged_at + LOG_SECONDS:
+            self._logged_at = now
+            logger.warning(
+                "all %d connections are taken: %s. Start more gateways, or raise the limit of open files (ulimit -n)",
+                self._connection_limit,
+                f"the {len(shed)} longest idle are closed" if shed else "a new one is refused, since none is idle",
+            )
+        return bool(shed)

@@ -12,6 +12,30 @@ from warmroute.config.gateway import GatewayConfig
 CLOSE_SECONDS = 5.0
 
 
+class ConnectionBudget:
+    """How many connections to workers all pools of a process may have: past `limit` idle ones are closed.
+
+    Those in use are bounded by the requests in flight, which are bounded by the clients' connections.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.open = 0
+        self._pools: list[UpstreamPool] = []
+
+    def join(self, pool: UpstreamPool) -> None:
+        """Bound this pool's connections too."""
+        self._pools.append(pool)
+
+    def opened(self) -> None:
+        """One more connection."""
+        self.open += 1
+        if self.open > self.limit:
+            for pool in self._pools:
+                if pool.close_idle():
+                    return
+
+
 class UpstreamPool:
     """Connections to workers. One a process; belongs to the loop it is first used on.
 
@@ -25,13 +49,18 @@ class UpstreamPool:
         config: GatewayConfig,
         security: UpstreamSecurity | None = None,
         *,
+        budget: ConnectionBudget | None = None,
         idle_per_worker: int = 256,
         tick_seconds: float = TICK_SECONDS,
     ) -> None:
-        """Plain HTTP without a key where `security` is None. Deadlines are kept to within `tick_seconds`."""
+        """Plain HTTP without a key where `security` is None; no bound over all workers without a `budget`. Deadlines
+        are kept to within `tick_seconds`."""
         self.limits = config
         """Deadlines and attempts of the requests that go through these connections."""
         self._security = security
+        self._budget = budget
+        if budget is not None:
+            budget.join(self)
         self._idle_per_worker = idle_per_worker
         self._watch: DeadlineWatcher[UpstreamConnection] = DeadlineWatcher(tick_seconds)
         # Insertion order is order of use; a worker's entry goes with its last idle connection.
@@ -104,8 +133,23 @@ class UpstreamPool:
     def opened(self, connection: UpstreamConnection) -> None:
         """Called by a connection once it is made."""
         self._watch.add(connection)
+        if self._budget is not None:
+            self._budget.opened()
         if self._closed:
             connection.abort()
+
+    def close_idle(self) -> bool:
+        """Close one idle connection, of the worker that has the most; False where there is none."""
+        if not self._idle:
+            return False
+        address = max(self._idle, key=lambda each: len(self._idle[each]))
+        idle = self._idle[address]
+        connection = next(iter(idle))
+        del idle[connection]
+        if not idle:
+            del self._idle[address]
+        connection.abort()
+        return True
 
     def free(self, connection: UpstreamConnection) -> None:
         """Called by a connection that can carry another request."""
@@ -120,6 +164,8 @@ class UpstreamPool:
     def gone(self, connection: UpstreamConnection) -> None:
         """Called by a connection that is lost."""
         self._watch.discard(connection)
+        if self._budget is not None:
+            self._budget.open -= 1
         idle = self._idle.get(connection.address)
         if idle is not None:
             idle.pop(connection, None)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 
@@ -20,8 +20,8 @@ from gateway.discovery.health import HealthChecks
 from gateway.discovery.load_reports import LoadReports
 from gateway.discovery.peer_channel import CALL_SECONDS, PeerChannel
 from gateway.discovery.static import static_targets
-from gateway.http.server import Server
-from gateway.http.upstream import UpstreamPool
+from gateway.http.server import CONNECTION_LIMIT, Server
+from gateway.http.upstream import ConnectionBudget, UpstreamPool
 from gateway.http.upstream_security import UpstreamSecurity
 from gateway.process import compiled
 from gateway.process.metrics import GatewayMetrics
@@ -48,6 +48,7 @@ from warmroute.config.redis import RedisConfig
 from warmroute.config.tenants import TenantsConfig
 from warmroute.process.addresses import address
 from warmroute.process.admin import AdminServer
+from warmroute.process.descriptors import raise_limit
 from warmroute.process.lifecycle import StartupError, cannot_listen, freeze_garbage, until_signal
 from warmroute.redis.client import Client, connect
 from warmroute.rpc.security import ClientSecurity
@@ -56,6 +57,15 @@ if TYPE_CHECKING:
     from gateway.discovery.kubernetes import KubernetesDiscovery
 
 logger = logging.getLogger(__name__)
+
+
+DEFAULT_OPEN_FILES: Final = 1024
+
+
+def shared_out(open_files: int) -> int:
+    """Most connections to clients, and as many to workers. A quarter as many are refused clients', which read their
+    503; a quarter of the open files is for all else."""
+    return max(1, (open_files - max(64, open_files // 4)) * 4 // 9)
 
 
 class Gateway:
@@ -71,11 +81,12 @@ class Gateway:
         peers_redis: Client | None = None,
         *,
         name: str = "",
+        open_files: int = DEFAULT_OPEN_FILES,
     ) -> None:
         """Raises StartupError. `limits_redis`: a client of its own for limits and stored responses, `peers_redis`: one
         for what gateways tell each other, so that calls that hang take no connection from the index's reader; `redis`
         when left out. `name`: of this process among all gateways, the same after a restart; host and port when left
-        out."""
+        out. `open_files`: how many the process may have, which bounds its connections."""
         self.config = config
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
@@ -94,9 +105,12 @@ class Gateway:
         self._indexes: dict[str, PoolIndex] = {}
         self._supplies: list[KeyerSupply] = []
         self._securities: list[UpstreamSecurity] = []
+        connection_limit = min(CONNECTION_LIMIT, shared_out(open_files))
+        self.metrics.client_connections_limit.set(connection_limit)
+        self._budget = ConnectionBudget(shared_out(open_files))
         for pool in config.pools:
             self.pools[pool.model] = self._pool(pool, redis)
-        self.upstreams = UpstreamPool(config)
+        self.upstreams = UpstreamPool(config, budget=self._budget)
         self.access = self._access(tenants_config or TenantsConfig(), limits_redis or redis)
         self._app = app = App(config, self.pools, self.upstreams, self.metrics, self.access, limits_redis or redis)
         self.server = Server(
@@ -104,7 +118,9 @@ class Gateway:
             config,
             on_refusal=app.count,
             on_log_drop=self.metrics.access_log_dropped.inc,
+            on_full=lambda outcome, count: self.metrics.full_connections.labels(outcome).inc(count),
             error_shapes=ERROR_SHAPES,
+            connection_limit=connection_limit,
         )
         self.admin = AdminServer(
             self.registry,
@@ -136,7 +152,7 @@ class Gateway:
             security = UpstreamSecurity(config)
             self._securities.append(security)
         self.health.append(HealthChecks(lambda: router.census.workers.all, security))
-        upstreams = None if security is None else UpstreamPool(self.config, security)
+        upstreams = None if security is None else UpstreamPool(self.config, security, budget=self._budget)
         return Pool(router, supply.prompts, upstreams, EngineTokens(security))
 
     def _access(self, config: TenantsConfig, redis: Client) -> Access:
@@ -178,6 +194,7 @@ class Gateway:
             logger.info("worker %s of pool %s is gone", worker.name, router.config.name)
 
     def _set_gauges(self) -> None:
+        self.metrics.client_connections.set(self.server.connections)
         self.metrics.in_flight_requests.clear()
         self.metrics.pending_tokens.clear()
         for pool in self.pools.values():
@@ -246,7 +263,10 @@ async def serve(
     peers_redis = connect(redis_config.model_copy(update={"timeout_seconds": CALL_SECONDS}))
     name = f"{socket.gethostname()}:{config.port}" + ("" if admin_socket is None else f"/{admin_socket.stem}")
     try:
-        gateway = Gateway(config, redis, grpc_config, tenants_config, limits_redis, peers_redis, name=name)
+        open_files = raise_limit()
+        gateway = Gateway(
+            config, redis, grpc_config, tenants_config, limits_redis, peers_redis, name=name, open_files=open_files
+        )
         try:
             try:
                 if admin_socket is None:
@@ -259,7 +279,8 @@ async def serve(
                 await gateway.server.start(reuse_port=admin_socket is not None)
             except OSError as error:
                 raise cannot_listen("gateway.port", config.host, config.port, error) from error
-            logger.info("listening on %s; %s", address(config.host, gateway.server.port), compiled.description())
+            where = address(config.host, gateway.server.port)
+            logger.info("listening on %s; %s; %d open files", where, compiled.description(), open_files)
             freeze_garbage()
             await until_signal(*gateway.tasks(), before_end=partial(_drain, gateway))
         finally:

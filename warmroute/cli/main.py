@@ -22,6 +22,7 @@ import warmroute
 from warmroute.cli.children import PARENT_VARIABLE, end_with_parent, is_taken
 from warmroute.cli.settings import ConfigError, add_flags, load, unknown_variables
 from warmroute.config.model import Config
+from warmroute.process.descriptors import raise_limit
 from warmroute.process.lifecycle import StartupError, cannot_listen
 
 # 0: done; 1: it failed while running; 2: it was called or configured wrongly, or cannot start.
@@ -329,6 +330,7 @@ def _examples(text: str) -> str:
 
 def _run_part(part: Coroutine[Any, Any, None]) -> int:
     end_with_parent()
+    raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(part)

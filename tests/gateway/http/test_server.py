@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 
@@ -128,6 +128,67 @@ def test_connections_beyond_the_limit_are_refused_and_those_within_it_go_on() ->
         await eventually(lambda: server.connections == 0)
         async with client(server.port) as again:
             assert (await again.ask(request())).body == b"ok"
+        await server.drain(0)
+
+    run(main())
+
+
+def test_a_full_server_closes_the_longest_idle_and_refuses_nobody_while_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.http.server.SHED_IDLE_SECONDS", 0.0)
+    told: list[tuple[str, int]] = []
+
+    async def main() -> None:
+        entered, go_on = asyncio.Event(), asyncio.Event()
+
+        async def handler(http: Request, reply: Reply) -> None:
+            if http.path == "/slow":
+                entered.set()
+                await go_on.wait()
+            reply.send(200, (), b"ok")
+
+        server = Server(
+            handler,
+            config(),
+            on_full=lambda outcome, count: told.append((outcome, count)),
+            connection_limit=3,
+            tick_seconds=TICK_SECONDS,
+        )
+        await server.start()
+        async with client(server.port) as busy, client(server.port) as oldest, client(server.port) as newer:
+            busy.send(request(path="/slow"))
+            await entered.wait()
+            assert (await oldest.ask(request())).body == b"ok"
+            assert (await newer.ask(request())).body == b"ok"
+            async with client(server.port) as fourth:
+                assert (await fourth.ask(request())).body == b"ok"
+                assert await oldest.at_end()
+                assert (await newer.ask(request())).body == b"ok"
+                assert told == [("closed", 1)]
+                assert server.connections == 3
+            go_on.set()
+            assert (await busy.answer()).body == b"ok"
+        await server.drain(0)
+
+    run(main())
+    assert "raise the limit of open files" in caplog.text
+
+
+def test_a_storm_of_new_clients_on_a_full_server_is_served_by_what_was_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.http.server.SHED_IDLE_SECONDS", 0.0)
+
+    async def main() -> None:
+        server = Server(ok, config(), connection_limit=64, tick_seconds=TICK_SECONDS)
+        await server.start()
+        async with AsyncExitStack() as stack:
+            for _ in range(64):
+                idle = await stack.enter_async_context(client(server.port))
+                assert (await idle.ask(request())).body == b"ok"
+            for _ in range(200):  # each of them leaves: a new one finds a place at once
+                async with client(server.port) as user:
+                    assert (await user.ask(request())).status == 200
+            assert server.connections <= 64
         await server.drain(0)
 
     run(main())

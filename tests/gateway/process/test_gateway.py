@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
-from contextlib import asynccontextmanager
+import urllib.request
+from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -28,6 +30,7 @@ async def gateway(
     tenants: dict | None = None,
     redis_url: str | None = None,
     stdout: int | None = None,
+    open_files: int | None = None,
     **fields,
 ):
     """The process, its public port and its admin port, once it is ready. Redis, unless given, and indexer are not
@@ -50,6 +53,8 @@ async def gateway(
         stderr=asyncio.subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")},
     )
+    if open_files is not None:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (open_files // 2, open_files))
     try:
         ready = f"http://127.0.0.1:{admin}/readyz"
         await eventually(lambda: asyncio.to_thread(is_ready, ready), within=30)
@@ -196,3 +201,52 @@ def test_keys_and_limits_hold_without_redis(tmp_path: Path) -> None:
             assert all(body.startswith(b'{"cache_salt":"') for body in bodies)
 
     run(scenario())
+
+
+def test_few_descriptors_and_many_idle_clients_cut_no_request(tmp_path: Path) -> None:
+    """Idle connections make room, and whoever finds none is told."""
+
+    async def reply(link: Link) -> None:
+        await link.send(plain(b"{}"))
+
+    async def scenario() -> None:
+        async with (
+            worker(lambda link: healthy_then(link, reply)) as engine,
+            gateway(tmp_path, engine.port, open_files=256) as (process, port, ready),
+            AsyncExitStack() as stack,
+        ):
+            for _ in range(400):
+                await stack.enter_async_context(client(port))
+            metrics = ready.replace("readyz", "metrics")
+            assert "warmroute_gateway_client_connections_limit 85.0" in await asyncio.to_thread(get_text, metrics)
+            served = 0
+
+            async def is_served() -> bool:
+                async with client(port) as connected:
+                    return (await connected.ask(REQUEST)).status == 200  # never cut: else 503
+
+            await eventually(is_served, within=10)  # the idle ones are young at first
+
+            async def one() -> int:
+                async with client(port) as connected:
+                    return (await connected.ask(REQUEST)).status
+
+            for _ in range(40):
+                statuses = await asyncio.gather(*(one() for _ in range(50)))
+                assert set(statuses) <= {200, 503}
+                served += statuses.count(200)
+            assert served >= 1500
+            assert 'warmroute_gateway_full_connections_total{outcome="closed"}' in await asyncio.to_thread(
+                get_text, metrics
+            )
+            process.terminate()
+            _, log = await process.communicate()
+            assert b"raise the limit of open files" in log
+            assert b"Too many open files" not in log
+
+    run(scenario())
+
+
+def get_text(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310  loopback
+        return response.read().decode()
