@@ -6,18 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
 
 import aiohttp
 
 from gateway.http.upstream_security import UpstreamSecurity
 from gateway.routing.census.workers import Worker
+from warmroute.process.bounded_http import SESSION, ReplyError, read_bounded
 
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS: Final = 1.0
 TIMEOUT_SECONDS: Final = 5.0
+REPLY_LIMIT_BYTES: Final = 65_536
+"""The status says all; of a longer body the rest is left, and its connection closed."""
 
 
 class HealthChecks:
@@ -35,7 +38,7 @@ class HealthChecks:
     async def run(self) -> None:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector, **SESSION) as session:
             try:
                 while True:
                     for worker in self._workers():
@@ -71,7 +74,8 @@ class HealthChecks:
         reason = ""
         try:
             async with self._get(session, worker) as response:
-                await response.read()
+                with suppress(ReplyError):
+                    await read_bounded(response, REPLY_LIMIT_BYTES)
                 worker.checked(time.monotonic(), healthy=response.status == 200)
                 reason = f"/health answered {response.status}"
         except aiohttp.ClientConnectorError as error:

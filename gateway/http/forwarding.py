@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 
 from gateway.http.message import Header, Request, end_to_end, render_headers
@@ -22,6 +21,8 @@ _REPLACED = frozenset(
         b"x-warmroute-worker",  # for this gateway (`gateway.requests.pins`)
     }
 )
+OWN_PREFIX = b"x-warmroute-"
+"""What the gateway alone says; a worker that does is not repeated."""
 _REPLY_REPLACED = frozenset({b"content-length", b"x-request-id"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
@@ -66,8 +67,14 @@ def _authority(host: str, port: int) -> bytes:
     return address(host, port).encode("ascii")
 
 
-def reply_headers(head: ReplyHead, added: Iterable[Header]) -> list[Header]:
-    """The headers of a worker's reply as they go to the client, without framing, with those of the gateway."""
-    headers = end_to_end(head.headers, _REPLY_REPLACED)
+def reply_headers(head: ReplyHead, added: tuple[Header, ...]) -> list[Header]:
+    """The headers of a worker's reply as they go to the client, without framing, with those of the gateway in place of
+    any that look like them."""
+    own = {name for name, _ in added}
+    headers = [
+        header
+        for header in end_to_end(head.headers, _REPLY_REPLACED)
+        if header[0] not in own and not header[0].startswith(OWN_PREFIX)
+    ]
     headers.extend(added)
     return headers

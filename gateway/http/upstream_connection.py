@@ -12,6 +12,7 @@ import httptools
 from gateway.http.deadlines import NEVER
 from gateway.http.message import Header, first_values
 
+MOST_STATUS = 599
 JOIN_LIMIT_BYTES = 65_536
 """A write is a system call, about as dear as a copy of this much."""
 
@@ -200,6 +201,8 @@ class UpstreamConnection(asyncio.Protocol):
             if status < 100 or status == 101:
                 raise ValueError(f"status {status} is no answer to this request")
             return
+        if status > MOST_STATUS:
+            raise ValueError(f"status {status} is of no class (RFC 9110 section 15)")
         values = first_values(self._headers)
         coding = values.get(b"transfer-encoding")
         if coding is not None and coding.lower() != b"chunked":

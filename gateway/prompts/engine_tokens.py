@@ -14,6 +14,7 @@ import orjson
 
 from gateway.http.upstream_security import UpstreamSecurity
 from indexer.keys import token_bytes
+from warmroute.process.bounded_http import SESSION, ReplyError, read_bounded
 
 CONCURRENT: Final = 32
 """Requests to a pool's engines at a time; `ask` refuses more."""
@@ -91,7 +92,7 @@ class EngineTokens:
         if self._closed:
             raise EngineTokensError("the gateway is stopping")
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CONCURRENT))
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CONCURRENT), **SESSION)
         security = self._security
         headers = {"Content-Type": "application/json"}
         if security is not None and security.authorization:
@@ -108,20 +109,11 @@ class EngineTokens:
             ) as response:
                 if response.status != 200:
                     raise EngineTokensError(f"{path} answered {response.status}", unserved=response.status in _UNSERVED)
-                return _ids(await _read(response), path)
+                return _ids(await read_bounded(response, REPLY_LIMIT_BYTES), path)
         except TimeoutError as error:
             raise EngineTokensError(f"{path} did not answer in time") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ReplyError) as error:
             raise EngineTokensError(f"{path}: {error}") from error
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    content = bytearray()
-    async for part in response.content.iter_any():
-        content += part
-        if len(content) > REPLY_LIMIT_BYTES:
-            raise EngineTokensError(f"the reply has more than {REPLY_LIMIT_BYTES} bytes")
-    return bytes(content)
 
 
 def _ids(content: bytes, path: str) -> bytes:

@@ -9,8 +9,12 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-# An answer of an engine that is longer is none that is meant here.
-MOST_BYTES: Final = 64 * 1024 * 1024
+from warmroute.process.bounded_http import SESSION, ReplyError, read_bounded
+
+MOST_BYTES: Final = 8 * 1024 * 1024
+"""An answer of an engine that is longer is none that is meant here: 10,000 adapters take 3 MB in /v1/models."""
+MOST_CONTAINERS: Final = 1 << 20
+"""Lists and objects of an answer: each takes 64 bytes and more."""
 REMEDIES: Final[Mapping[int, str]] = {
     401: ": give --engine-key-file with the key that it wants",
     403: ": give --engine-key-file with the key that it wants",
@@ -39,9 +43,11 @@ class EngineClient:
         """The answer's text. Raises EngineError."""
         return (await self._answer(method, path)).decode("utf-8", "replace")
 
-    async def json(self, path: str, *, method: str = "GET") -> Any:
-        """The answer as JSON. Raises EngineError."""
-        body = await self._answer(method, path)
+    async def json(self, path: str, *, method: str = "GET", limit: int = MOST_BYTES) -> Any:
+        """The answer as JSON, of at most `limit` bytes. Raises EngineError."""
+        body = await self._answer(method, path, limit)
+        if len(body) > MOST_CONTAINERS and body.count(b"[") + body.count(b"{") > MOST_CONTAINERS:
+            raise EngineError(f"{self.url}{path}: more than {MOST_CONTAINERS} lists and objects", status=200)
         try:
             return orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -65,18 +71,15 @@ class EngineClient:
                 raise
             return None
 
-    async def _answer(self, method: str, path: str) -> bytes:
+    async def _answer(self, method: str, path: str, limit: int = MOST_BYTES) -> bytes:
         try:
             async with self._session.request(method, f"{self.url}{path}", allow_redirects=False) as response:
                 if response.status != 200:
                     remedy = REMEDIES.get(response.status, "")
                     raise EngineError(f"{self.url}{path} answers {response.status}{remedy}", status=response.status)
-                body = bytearray()
-                async for chunk in response.content.iter_any():
-                    body += chunk
-                    if len(body) > MOST_BYTES:
-                        raise EngineError(f"{self.url}{path}: more than {MOST_BYTES} bytes", status=200)
-                return bytes(body)
+                return await read_bounded(response, limit)
+        except ReplyError as error:
+            raise EngineError(f"{self.url}{path}: {error}", status=200) from error
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, ConnectionRefusedError)
             raise EngineError(f"{self.url} does not answer: {error.os_error}", refused=refused) from error
@@ -88,6 +91,6 @@ class EngineClient:
 async def engine_client(url: str, *, timeout_seconds: float, key: str | None) -> AsyncIterator[EngineClient]:
     """A client for the length of a block."""
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+    headers = {**SESSION["headers"], **({"Authorization": f"Bearer {key}"} if key else {})}
+    async with aiohttp.ClientSession(timeout=timeout, **{**SESSION, "headers": headers}) as session:
         yield EngineClient(session, url)

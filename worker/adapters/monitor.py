@@ -28,6 +28,8 @@ ADAPTERS_SECONDS: Final = 5.0
 # At most one complaint in so long about an engine that fails again and again.
 COMPLAINT_SECONDS: Final = 30.0
 DRAIN_SECONDS: Final = 0.1
+DRAINED_BYTES: Final = 64 * 1024 * 1024
+"""Most that an engine may keep until it is asked: a million tokens as JSON."""
 # Clocks of a process start are as exact as this.
 START_SECONDS: Final = 1.0
 
@@ -87,7 +89,7 @@ class Monitor:
         strangers: set[int] = set()  # as many as the decoder knows ranks
         while True:
             try:
-                ranks = decoder.decode(await self._client.json(drain.path, method="POST"))
+                ranks = decoder.decode(await self._client.json(drain.path, method="POST", limit=DRAINED_BYTES))
             except EngineError as error:
                 if error.status and not complained:
                     logger.warning("the engine's events cannot be drained: %s; %s", error, drain.remedy)

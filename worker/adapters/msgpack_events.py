@@ -57,16 +57,30 @@ _REMOVED: Final = ("block_hashes", "medium", "group_idx")
 _FULL_KINDS: Final = frozenset({None, "full_attention", "mla_attention", "mla"})
 # Groups that keep a state and no tokens are of no use, whatever window they name.
 _STATE_KINDS: Final = frozenset({"mamba", "short_conv", "linear_attention", "gdn_attention", "cross_attention"})
-# A block of more would be no block; protects from a hostile or broken event.
-_MOST_BLOCKS: Final = 1 << 20
+_MOST_BYTES: Final = 16 * 1024 * 1024
+"""Of a message. A prompt of a million tokens takes 5 MB, and its hashes 2."""
+_MOST_ITEMS: Final = 1 << 21
+"""Of one list, such as token ids."""
+_MOST_CONTAINERS: Final = 1 << 18
+"""Lists and maps of a message: it may have an event a block, and of each block a list of extra keys."""
 
 Fields = Mapping[str, Any]
 
 
 def decode_batch(payload: bytes) -> EngineBatch:
     """The events of one message. Raises DecodeError where it is no batch at all."""
+    if len(payload) > _MOST_BYTES:
+        raise DecodeError(f"a message of {len(payload)} bytes; {_MOST_BYTES} at most")
+    counted = _Containers()
     try:
-        batch = msgpack.unpackb(payload, strict_map_key=False)
+        batch = msgpack.unpackb(
+            payload,
+            strict_map_key=False,
+            object_hook=counted.one_more,
+            list_hook=counted.one_more,
+            max_array_len=_MOST_ITEMS,
+            max_map_len=_MOST_ITEMS,
+        )
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:  # TypeError: a list as a key
         raise DecodeError(f"no msgpack: {error}") from error
     match batch:
@@ -89,6 +103,20 @@ def decode_batch(payload: bytes) -> EngineBatch:
         else:
             events.append(decoded)
     return EngineBatch(float(at), events, undecodable, ignored)
+
+
+class _Containers:
+    """Counts the lists and maps of a message. Each costs 60 bytes and more, a byte of the message alone."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_CONTAINERS
+
+    def one_more(self, made: Any) -> Any:
+        """Raises ValueError when there are too many."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"more than {_MOST_CONTAINERS} lists and maps")
+        return made
 
 
 def _event(event: object) -> EngineEvent | None:
@@ -154,7 +182,7 @@ def _stored(fields: Fields) -> Stored:
 
 def _hashes(fields: Fields) -> Sequence[BlockHash]:
     hashes = fields["block_hashes"]
-    if not isinstance(hashes, list) or len(hashes) > _MOST_BLOCKS:
+    if not isinstance(hashes, list):
         raise TypeError("block_hashes")
     for block_hash in hashes:
         if not isinstance(block_hash, int | bytes):

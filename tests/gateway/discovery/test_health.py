@@ -59,3 +59,33 @@ def test_a_worker_that_is_gone_fails_at_its_next_check() -> None:
         assert not checks._checks
 
     asyncio.run(scenario())
+
+
+def test_a_health_reply_without_end_costs_its_bound_alone() -> None:
+    """It says 200, so the worker is well; its body is not read past the bound."""
+
+    async def scenario() -> None:
+        sent = 0
+
+        async def health(request: web.Request) -> web.StreamResponse:
+            nonlocal sent
+            response = web.StreamResponse()
+            await response.prepare(request)
+            while True:
+                await response.write(b"x" * 65_536)
+                sent += 65_536
+
+        app = web.Application()
+        app.router.add_get("/health", health)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            worker = Worker(Target("w", "127.0.0.1", runner.addresses[0][1]))
+            async with running(HealthChecks(lambda: [worker]).run()):
+                await eventually(lambda: worker.state(0) is State.READY)
+            assert sent < 32_000_000  # what the sockets hold
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(scenario())

@@ -276,3 +276,28 @@ def test_a_connection_that_is_made_while_its_client_leaves_is_forgotten() -> Non
             await pool.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("status", [600, 700, 999])
+def test_a_status_of_no_class_is_no_reply(status: int) -> None:
+    async def main() -> None:
+        odd = replying(b"HTTP/1.1 %d Odd\r\ncontent-length: 2\r\n\r\nhi" % status)
+        async with worker(odd) as engine, gateway(engine.port) as gate:
+            assert (await gate.ask(request())).status == 502
+
+    run(main())
+
+
+def test_what_looks_like_the_gateways_own_headers_is_not_repeated() -> None:
+    async def main() -> None:
+        claims = (
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nX-Warmroute-Worker: another\r\nx-warmroute-matched-tokens: 9\r\n"
+            b"X-WARMROUTE-Decision: {}\r\nx-request-id: theirs\r\nx-kept: 1\r\n\r\nhi"
+        )
+        async with worker(replying(claims)) as engine, gateway(engine.port) as gate:
+            reply = await gate.ask(request())
+            names = [name for name, _ in reply.headers]
+            assert b"x-kept" in names
+            assert not any(value in (b"another", b"9", b"{}", b"theirs") for _, value in reply.headers)
+
+    run(main())

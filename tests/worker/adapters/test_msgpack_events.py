@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -217,3 +219,43 @@ def test_a_huge_block_is_not_made_into_parts() -> None:
     (event,) = decode_batch(pack(stored(block_size=1 << 50, medium="CPU"))).events
     assert reader.translator.translate([event]) == []
     assert reader.translator.ignored == {"size": 2}
+
+
+NESTED = b"\x91" * 100_000 + b"\x90"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x93\x01\xdd\x01\x31\x2d\x00" + b"\x90" * 20_000_000 + b"\x00",
+        b"\x93\x01\xdd\x00\x98\x96\x80" + b"\x90" * 10_000_000 + b"\x00",
+        b"\x93\x01\xdd\x00\x10\x00\x00" + b"\x80" * 0x100000 + b"\x00",
+        b"\x93\x01" + NESTED + b"\x00",
+        b"\x93\x01\xdd\xff\xff\xff\xff\x00",
+        msgpack.packb([1.0, [stored(token_ids=[1] * 3_000_000)], 0]),
+        msgpack.packb([1.0, [stored(extra_keys=[[[]] * 3] * 100_000)], 0]),
+    ],
+    ids=["20 MB of lists", "10 MB of lists", "maps", "depth", "announced", "one long list", "extra keys"],
+)
+def test_a_message_that_would_become_gigabytes_is_refused_at_once(payload: bytes) -> None:
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        with pytest.raises(DecodeError):
+            decode_batch(payload)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < 5  # traced; a tenth of that without
+    assert peak < 64_000_000
+
+
+def test_the_longest_real_message_passes() -> None:
+    """A prompt of a million tokens, with hashes of 32 bytes and extra keys on each block."""
+    blocks = 62_500
+    event = stored(
+        block_hashes=[number.to_bytes(32, "big") for number in range(blocks)],
+        token_ids=list(range(16 * blocks)),
+        extra_keys=[["salt"]] + [None] * (blocks - 1),
+    )
+    assert len(one(event).token_ids) == 1_000_000
