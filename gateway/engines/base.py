@@ -26,6 +26,9 @@ class Dialect:
     """It schedules by `priority` where that is switched on, and accepts the field where it is not."""
     lower_priority_first: bool = False
     """Its `priority` counts the other way than ours: here a higher one is more important."""
+    steers: frozenset[str] = frozenset()
+    """Fields of its own by which a body chooses a rank, a peer of a disaggregated engine, code or state of others:
+    meant for routers and operators, taken out of tenants' bodies."""
     renders: bool = False
     """It tells a prompt's token ids under the request's own path and `/render`; where not, under `/tokenize`."""
 

@@ -7,4 +7,5 @@ from typing import Final
 
 from gateway.engines.base import HINTS, Dialect
 
-DIALECT: Final = Dialect(rejects=HINTS)
+STEERS: Final = frozenset({"disaggregated_params", "lora_request"})
+DIALECT: Final = Dialect(rejects=HINTS, steers=STEERS)

@@ -6,4 +6,7 @@ from typing import Final
 
 from gateway.engines.base import MESSAGES, Dialect
 
-DIALECT: Final = Dialect(unsalted=MESSAGES, takes_priority=True, lower_priority_first=True, renders=True)
+STEERS: Final = frozenset(
+    {"data_parallel_rank", "ec_transfer_params", "kv_transfer_params", "logits_processors", "vllm_xargs"}
+)
+DIALECT: Final = Dialect(unsalted=MESSAGES, takes_priority=True, lower_priority_first=True, steers=STEERS, renders=True)

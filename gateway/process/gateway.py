@@ -159,7 +159,9 @@ class Gateway:
         if config.keys_file is None:
             return OPEN
         limiter = Limiter(redis, self.metrics, wait_seconds=config.limit_wait_seconds)
-        return Access(Salts.load(config), Tenants(config.keys_file, self.metrics), limiter, config.allow_unsalted)
+        allowed = frozenset(config.allowed_engine_fields) if config.engine_fields == "strip" else None
+        tenants = Tenants(config.keys_file, self.metrics)
+        return Access(Salts.load(config), tenants, limiter, config.allow_unsalted, allowed)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Everything that runs in the background; whoever runs them notices when one ends."""

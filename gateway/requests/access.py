@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gateway.engines.registry import steering_fields
 from gateway.http.message import Request
 from gateway.tenants.limiter import Admission, Limiter
 from gateway.tenants.salts import Salts
@@ -26,6 +27,8 @@ class Access:
     limiter: Limiter | None = None
     allow_unsalted: bool = False
     """Serve tenants also where an engine cannot keep their caches apart."""
+    allowed_fields: frozenset[str] | None = frozenset()
+    """Fields that steer an engine and are let through from tenants; None: all."""
 
     def identify(self, request: Request, *, anthropic: bool) -> Tenant:
         """Who sent this; Anthropic's clients give the key in x-api-key. Raises RequestError."""
@@ -37,6 +40,12 @@ class Access:
     def needs_salt(self, tenant: Tenant) -> bool:
         """Whether a path on which the engine ignores salts is closed to this tenant."""
         return not self.allow_unsalted and self.salts.separates(tenant)
+
+    def stripped_fields(self, tenant: Tenant, engines: frozenset[str]) -> frozenset[str]:
+        """The fields that are taken out of this tenant's bodies for a pool of these engines."""
+        if tenant.anonymous or self.allowed_fields is None:
+            return frozenset()
+        return steering_fields(engines, self.allowed_fields)
 
     async def admit(self, tenant: Tenant, tokens: int) -> Admission:
         """Leave for one request of about so many prompt tokens. Raises RequestError."""

@@ -28,11 +28,14 @@ async def edit_body(request: InferenceRequest, access: Access) -> None:
     salt = access.salts.salt(request.tenant, given if isinstance(given, str) else None) if route.salted else None
     request.salt = salt
     request.drops_usage = route.counts_usage and fields is not None and lacks_usage(fields)
+    if fields is not None and (stripped := access.stripped_fields(request.tenant, request.census.engines)):
+        request.stripped = stripped.intersection(fields)
     edits = RequestEdits(
         model=request.served.name if request.served.alias else None,
         salt=salt if salt != given else None,
         ask_usage=request.drops_usage,
         priority=request.hints.priority if route.prioritised else None,
+        remove=request.stripped,
     )
     engine = dialect(request.census.engine)
     if len(request.body) <= INLINE_BYTES:

@@ -23,6 +23,9 @@ UNKNOWN_PROMPT: Final = Prompt(0, [])
 """Of a request of which not even the length is known; nobody changes it."""
 
 
+NOTHING: Final[frozenset[str]] = frozenset()
+
+
 class InferenceRequest:
     """Made by `resolve`; the stages after it take it and add to it, in the order of `App.serve`.
 
@@ -51,6 +54,7 @@ class InferenceRequest:
         "served",
         "shown_model",
         "started_at",
+        "stripped",
         "tenant",
     )
 
@@ -84,6 +88,8 @@ class InferenceRequest:
         """As the worker gets it."""
         self.salt: str | None = None
         """What the engine keeps its prompt apart by; None: what the body says."""
+        self.stripped: frozenset[str] = NOTHING
+        """Fields that were taken out of the body, since tenants may not steer an engine."""
         self.drops_usage = False
         """The gateway asked the engine for the usage, so that the client must not see it."""
         # key

@@ -94,6 +94,12 @@ class RequestMetrics:
             ["hint"],
             registry=registry,
         )
+        self.stripped_fields = Counter(
+            "warmroute_gateway_stripped_fields",
+            "Fields that steer an engine and were taken out of tenants' bodies (tenants.engine_fields).",
+            ["field"],
+            registry=registry,
+        )
         self.stored_response_calls = Counter(
             "warmroute_gateway_stored_response_calls",
             "Calls to Redis for the owners of stored responses, by operation (find, learn, forget) and outcome: done, "

@@ -16,12 +16,13 @@ from gateway.requests.json_members import edit_object, last, members, splice, va
 class RequestEdits:
     """What to change. `model`: the engine's name for it, where an alias was used. `salt`: the tenant's, which takes
     the place of the client's own. `ask_usage`: see `lacks_usage`. `priority`: of a hint that is not in the body's
-    `priority`, higher is more important."""
+    `priority`, higher is more important. `remove`: fields of it that do not go to the engine."""
 
     model: str | None = None
     salt: str | None = None
     ask_usage: bool = False
     priority: int | None = None
+    remove: frozenset[str] = frozenset()
 
     def apply(self, body: bytes, fields: Mapping[str, Any], dialect: Dialect) -> bytes:
         """The body as the worker gets it; the very same object where nothing is to change.
@@ -43,7 +44,7 @@ class RequestEdits:
             replace["priority"] = b"%d" % -priority
         if self.ask_usage:
             (replace if "stream_options" in fields else add)["stream_options"] = _asking(body, fields)
-        remove = dialect.rejects.intersection(fields)
+        remove = self.remove | dialect.rejects.intersection(fields)
         if not (replace or add or remove):
             return body
         if "model" in replace and b"\\u00" not in body and (only := value_of_only(body, "model")) is not None:

@@ -33,6 +33,8 @@ class Settlement:
         """The request is about to be routed: count what could not be used of it."""
         for name in request.hints.ignored:
             self._metrics.ignored_hints.labels(name).inc()
+        for name in request.stripped:
+            self._metrics.stripped_fields.labels(name).inc()
         if isinstance(request.keyed, Unkeyed):
             self._metrics.load_only.labels(request.pool.name, request.keyed.reason).inc()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -22,6 +23,12 @@ class TenantsConfig(Section):
     allow_unsalted: bool = Field(
         False, description="serve paths on which the engine ignores salts, such as /v1/messages; else they are refused"
     )
+    engine_fields: Literal["strip", "pass"] = Field(
+        "strip",
+        description="what becomes of fields in tenants' bodies that steer an engine, such as kv_transfer_params or "
+        "data_parallel_rank: strip takes them out and counts them",
+    )
+    allowed_engine_fields: list[str] = Field([], description="such fields that are let through all the same")
     salt_secret: Secret = Field(
         None, repr=False, description="secret of the cache salts, the same on all gateways; better given as a file"
     )

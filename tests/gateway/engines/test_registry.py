@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.engines.base import HINTS, UNKNOWN, Dialect
-from gateway.engines.registry import DIALECTS, dialect, unsalted_paths
+from gateway.engines.registry import DIALECTS, dialect, steering_fields, unsalted_paths
 from gateway.requests.paths import POST_ROUTES
 from gateway.requests.request_edits import RequestEdits
 from warmroute.config.engines import ENGINES, POOL_ENGINES
@@ -73,3 +73,20 @@ def test_a_salt_takes_the_place_of_the_clients(name: str) -> None:
 def test_a_pool_of_several_engines_is_as_open_as_the_least_of_them() -> None:
     assert unsalted_paths(frozenset(DIALECTS)) == frozenset().union(*(each.unsalted for each in DIALECTS.values()))
     assert unsalted_paths(frozenset()) == UNKNOWN.unsalted == unsalted_paths(frozenset({"never heard of"}))
+
+
+def test_fields_that_steer_any_engine_of_a_pool_are_known_and_hints_are_none() -> None:
+    every = frozenset().union(*(each.steers for each in DIALECTS.values()))
+    assert steering_fields(frozenset(DIALECTS)) == every
+    assert steering_fields(frozenset()) == steering_fields(frozenset({"vllm", "never heard of"})) == every
+    assert steering_fields(frozenset({"VLLM"})) == DIALECTS["vllm"].steers
+    assert "rid" not in steering_fields(frozenset({"sglang"}), frozenset({"rid"}))
+    assert not every & HINTS
+
+
+@ALL
+def test_a_field_is_taken_out_however_it_is_written(name: str) -> None:
+    body = b'{"model":"m","kv_transfer_par\\u0061ms":{"a":[1]}, "n":1,"kv_transfer_params":2,"messages":[]}'
+    edited = RequestEdits(remove=frozenset({"kv_transfer_params"})).apply(body, orjson.loads(body), of(name))
+    assert orjson.loads(edited) == {"model": "m", "n": 1, "messages": []}
+    assert b"kv_transfer" not in edited

@@ -39,7 +39,13 @@ def sse(*events: bytes) -> bytes:
     return SSE_HEAD + b"".join(chunk(event) for event in events) + LAST_CHUNK
 
 
-def tenants(tmp_path: Path, *, salts: bool = True, allow_unsalted: bool = False) -> Access:
+def tenants(
+    tmp_path: Path,
+    *,
+    salts: bool = True,
+    allow_unsalted: bool = False,
+    allowed_fields: frozenset[str] | None = frozenset(),
+) -> Access:
     digest = {name: sha256(f"key-{name}".encode()).hexdigest() for name in ("a", "b")}
     path = tmp_path / "keys.json"
     path.write_bytes(
@@ -54,7 +60,7 @@ def tenants(tmp_path: Path, *, salts: bool = True, allow_unsalted: bool = False)
     )
     settings = TenantsConfig(keys_file=path, salts=salts, salt_secret="s" * 32 if salts else None)
     found = Tenants(path, TenantMetrics(CollectorRegistry()))
-    return Access(Salts.load(settings), found, allow_unsalted=allow_unsalted)
+    return Access(Salts.load(settings), found, allow_unsalted=allow_unsalted, allowed_fields=allowed_fields)
 
 
 def bearer(name: str) -> list[str]:

@@ -11,6 +11,12 @@
 {{- if .allowUnsalted }}
 - {name: WARMROUTE_TENANTS_ALLOW_UNSALTED, value: "true"}
 {{- end }}
+{{- if ne .engineFields "strip" }}
+- {name: WARMROUTE_TENANTS_ENGINE_FIELDS, value: {{ .engineFields }}}
+{{- end }}
+{{- with .allowedEngineFields }}
+- {name: WARMROUTE_TENANTS_ALLOWED_ENGINE_FIELDS, value: {{ toJson . | quote }}}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end -}}
