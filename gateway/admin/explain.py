@@ -20,7 +20,7 @@ from gateway.prompts.prompt_input import Chat, Unkeyed
 from gateway.prompts.segments import Segment, explain_prompt
 from gateway.requests.app import App
 from gateway.requests.inference_request import UNKNOWN_PROMPT, InferenceRequest
-from gateway.requests.paths import POST_ROUTES
+from gateway.requests.paths import POST_ROUTES, Route
 from gateway.routing.explanation import RoutingView, explain_routing
 from gateway.tenants.tenant import ANONYMOUS, Tenant
 
@@ -75,8 +75,15 @@ class Explainer:
         route = POST_ROUTES.get(http.path)
         if route is None:
             raise RequestError(404, f"path: {http.path[:200]} is none of: {', '.join(POST_ROUTES)}", None, "path")
-        app, tenant = self._app, self._tenant(tenant_name)
-        request = app.resolver.resolve(http, route, tenant)
+        tenant = self._tenant(tenant_name)
+        try:
+            return await self._explained(http, route, tenant)
+        finally:
+            self._app.resolver.turns.give(http)
+
+    async def _explained(self, http: Request, route: Route, tenant: Tenant) -> Explanation:
+        app = self._app
+        request = await app.resolver.resolve(http, route, tenant)
         await app.resolver.permit(request)
         await app.make_prompt(request)
         pool, served = request.pool, request.served

@@ -95,7 +95,9 @@ class Exchange:
         self._edit = edit
         self._ends_at = ends_at
         self._loop = asyncio.get_running_loop()
-        self._request_head = self._request_body = b""
+        self._request_head = b""
+        self.body = b""
+        """The request's; let go of when the client's reply begins."""
         self._head_only = False
         self._upstream: UpstreamConnection | None = None
         self._connecting: asyncio.Task[UpstreamConnection] | None = None
@@ -135,7 +137,8 @@ class Exchange:
         """Send the request and relay its reply. Raises only CancelledError; leaves nothing of the attempt behind,
         however it ends."""
         self._request_head = head
-        self._request_body = body
+        self.body = body
+        body = b""
         self._head_only = head.startswith(b"HEAD ")
         self._reply.on_closed = self._client_left
         self._reply.on_cut = self._cut
@@ -186,7 +189,7 @@ class Exchange:
             return
         self._upstream = connection
         connection.deadline = min(self._loop.time() + self._limits.first_byte_seconds, self._ends_at)
-        connection.send(self._request_head, self._request_body, self, head_only=self._head_only)
+        connection.send(self._request_head, self.body, self, head_only=self._head_only)
         await self._ended
 
     def received(self, head: ReplyHead, data: bytes, last: bool) -> None:
@@ -305,6 +308,7 @@ class Exchange:
 
     def _show(self, head: ReplyHead, body: bytes, last: bool) -> None:
         """Begin the client's reply."""
+        self.body = b""
         headers = reply_headers(head, self._destination.reply_headers)
         changed = False
         if self._edit is not None:

@@ -33,6 +33,8 @@ THREADS: Final = 2
 # Bytes: more than any context holds. A thread would need seconds, for a request that the engine refuses.
 SIZE_LIMIT: Final = 8_000_000
 PENDING_LIMIT: Final = 32
+# Of bodies whose objects the threads hold, also of requests that wait no longer; one is always taken.
+PENDING_BYTES: Final = 67_108_864
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class PromptKeyer:
         self._budget_seconds = budget_seconds
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
         self._pending = 0
+        self._pending_bytes = 0
 
     @classmethod
     def from_folder(
@@ -100,7 +103,8 @@ class PromptKeyer:
         """
         if size <= INLINE_BYTES:
             return routed_body(fields, size, kind)
-        return await self._on_thread(partial(routed_body, fields, size, kind), size // CHARACTERS_PER_TOKEN, deadline)
+        work = partial(routed_body, fields, size, kind)
+        return await self._on_thread(work, size, size // CHARACTERS_PER_TOKEN, deadline)
 
     def deadline(self) -> float:
         """The deadline of a request that arrives now, in the running loop's time."""
@@ -121,14 +125,15 @@ class PromptKeyer:
         if body.size - body.media_bytes > SIZE_LIMIT:
             return Unkeyed("too_long", estimate)
         work = partial(self._long_prompt, body, space, begun)
-        return await self._on_thread(work, estimate, self.deadline() if deadline is None else deadline)
+        return await self._on_thread(work, body.size, estimate, self.deadline() if deadline is None else deadline)
 
-    async def _on_thread(self, work: Callable[[], T], estimate: int, deadline: float) -> T | Unkeyed:
-        if self._pending >= PENDING_LIMIT:
+    async def _on_thread(self, work: Callable[[], T], size: int, estimate: int, deadline: float) -> T | Unkeyed:
+        if self._pending >= PENDING_LIMIT or (self._pending and self._pending_bytes + size > PENDING_BYTES):
             return Unkeyed("busy", estimate)
         self._pending += 1
+        self._pending_bytes += size
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        future.add_done_callback(self._finished)
+        future.add_done_callback(partial(self._finished, size))
         try:
             # Shielded: the thread goes on after the timeout and fills the memo for the next request.
             async with asyncio.timeout_at(deadline):
@@ -136,8 +141,9 @@ class PromptKeyer:
         except TimeoutError:
             return Unkeyed("budget", estimate)
 
-    def _finished(self, future: asyncio.Future[Any]) -> None:
+    def _finished(self, size: int, future: asyncio.Future[Any]) -> None:
         self._pending -= 1
+        self._pending_bytes -= size
 
     def _long_prompt(self, body: RoutedBody, space: KeySpace, begun: Unfinished | None) -> Prompt | Unkeyed:
         """On a thread."""

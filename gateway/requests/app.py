@@ -79,6 +79,8 @@ class App:
             # The connection answers 500 where nothing was sent yet.
             self.count(500 if reply.status is None else reply.status)
             raise
+        finally:
+            self.resolver.turns.give(http)
         pool = NO_POOL if request is None else request.pool.name
         self._metrics.requests.labels(pool, str(reply.final_status)).inc()
 
@@ -91,7 +93,7 @@ class App:
         path = http.path
         route = POST_ROUTES.get(path)
         if route is not None:
-            return self.resolver.resolve(http, route, self._identify(http, POST, anthropic=route.anthropic))
+            return await self.resolver.resolve(http, route, self._identify(http, POST, anthropic=route.anthropic))
         if path == HEALTH:
             _check_method(http, READS)
             reply.send(200)
@@ -134,7 +136,8 @@ class App:
                 explained=explained and self._config.decision_header,
             )
             upstreams = pool.upstreams or self._upstreams
-            exchange = await relay(request.http, request.body, reply, routed, upstreams, request.reply_edit)
+            self.resolver.turns.give(request.http)
+            exchange = await relay(request.http, request.take_body(), reply, routed, upstreams, request.reply_edit)
             self._settlement.ended(request, routed, admission, reply, exchange)
         finally:
             admission.release()

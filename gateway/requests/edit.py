@@ -83,7 +83,7 @@ class _Learner:
 def _edited(request: InferenceRequest, edits: RequestEdits, engine: Dialect) -> bytes:
     body, form = request.body, request.form
     if request.fields is not None:
-        return edits.apply(body, request.fields, engine)
+        return edits.apply(body, request.fields, engine, None if request.large is None else request.large.members)
     if edits.model is None or form is None:
         return body
     return splice(body, [(form.start, form.end, edits.model.encode())])

@@ -11,6 +11,7 @@ from gateway.prompts.keyer import Prompt
 from gateway.prompts.prompt_input import Unkeyed
 from gateway.prompts.self_check import SelfCheck
 from gateway.requests.hints import NO_HINTS, Hints
+from gateway.requests.large_body import LargeBody
 from gateway.requests.models import Pool, Served
 from gateway.requests.multipart import FormModel
 from gateway.requests.paths import Route
@@ -42,6 +43,7 @@ class InferenceRequest:
         "hints",
         "http",
         "keyed",
+        "large",
         "own_tokens",
         "owner",
         "pinned",
@@ -71,6 +73,8 @@ class InferenceRequest:
         """What the pool's workers say; refreshed once a request."""
         self.fields = fields
         """The body, parsed; None where it is a form or has none."""
+        self.large: LargeBody | None = None
+        """What was read of a large body, beside its fields; None where it is short."""
         self.form: FormModel | None = None
         """Where the model's name stands in a form."""
         self.shown_model: str | None = None
@@ -117,3 +121,11 @@ class InferenceRequest:
             pinned,
             NO_SESSION if session is None else session_key(self.tenant.name, session),
         )
+
+    def take_body(self) -> bytes:
+        """The worker's body, for the one who sends it: nothing else is needed of the request's any more, and it may
+        take minutes until its reply begins."""
+        body = self.body
+        self.body = self.http.body = b""
+        self.fields = self.large = None
+        return body

@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from typing import Final
 
 import orjson
 
+from gateway.requests.json_scan import Member, NotAnObjectError, Scanner, whole
+
+__all__ = ["Member", "NotAnObjectError", "add_members", "edit_object", "last", "members", "splice", "value_of_only"]
+
+LARGE_BYTES: Final = 65_536
+"""Of this size on, what is not searched is passed over by `Scanner`."""
+COPY_BYTES: Final = 1_048_576
+"""Copied at once; a join of these goes on without the interpreter's lock."""
 # Possessive, so that a string without an end costs one pass; the lone quote is what is left of it.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]|"', re.DOTALL)
 _COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _OPEN = ord("{")
 _END = re.compile(rb"[ \t\r\n]*}")
 _SCALAR = re.compile(rb"[^\s,}\]]+")
-
-
-class NotAnObjectError(ValueError):
-    """The bytes are no complete JSON object."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One member: its decoded name, where its key begins, and the range of its value."""
-
-    name: str
-    key_start: int
-    value_start: int
-    value_end: int
 
 
 def members(body: bytes, *, partial: bool = False) -> list[Member]:
@@ -41,6 +35,8 @@ def members(body: bytes, *, partial: bool = False) -> list[Member]:
     pass. With `partial` the body may stop anywhere, and the members are those that are complete. Raises
     NotAnObjectError.
     """
+    if len(body) > LARGE_BYTES and not partial:
+        return whole(Scanner(body).members())
     found: list[Member] = []
     depth = 0
     key: tuple[str, int, int] | None = None
@@ -120,15 +116,22 @@ def last(found: Collection[Member], name: str) -> Member | None:
 
 
 def edit_object(
-    body: bytes, replace: Mapping[str, bytes], remove: Collection[str] = (), *, add: Mapping[str, bytes] | None = None
+    body: bytes,
+    replace: Mapping[str, bytes],
+    remove: Collection[str] = (),
+    *,
+    add: Mapping[str, bytes] | None = None,
+    found: list[Member] | None = None,
 ) -> bytes:
     """`body` with values replaced (in all duplicates of a name), members removed, and others added in front.
 
-    All values are JSON. `replace` leaves alone what is not there. Raises NotAnObjectError.
+    All values are JSON. `replace` leaves alone what is not there. `found`: the body's members, where they are known.
+    Raises NotAnObjectError.
     """
     if not (replace or remove):
         return add_members(body, add or {})
-    found = members(body)
+    if found is None:
+        found = members(body)
     kept = [member for member in found if member.name not in remove]
     splices = [
         (member.value_start, member.value_end, replace[member.name]) for member in kept if member.name in replace
@@ -142,19 +145,23 @@ def edit_object(
             splices.append((member.key_start, end, b""))
     if kept and trailing is not None and found[-1].value_end > trailing:
         splices.append((trailing, found[-1].value_end, b""))
-    return add_members(splice(body, splices), add or {})
+    if add:
+        splices.append(_added(body, add, alone=not kept))
+    return splice(body, splices)
 
 
 def add_members(body: bytes, add: Mapping[str, bytes]) -> bytes:
     """`body` with members added in front; their values are JSON. Raises NotAnObjectError."""
-    if not add:
-        return body
+    return splice(body, [_added(body, add, alone=False)]) if add else body
+
+
+def _added(body: bytes, add: Mapping[str, bytes], *, alone: bool) -> tuple[int, int, bytes]:
+    """`alone`: of the members that the body has none stays."""
     opening = body.find(b"{") + 1
     if opening == 0:
         raise NotAnObjectError("not a JSON object")
     text = b",".join([b"%b:%b" % (orjson.dumps(name), value) for name, value in add.items()])
-    comma = b"" if _END.match(body, opening) else b","
-    return b"%b%b%b%b" % (body[:opening], text, comma, body[opening:])
+    return opening, opening, text if alone or _END.match(body, opening) else text + b","
 
 
 def splice(body: bytes, edits: Collection[tuple[int, int, bytes]]) -> bytes:
@@ -162,7 +169,15 @@ def splice(body: bytes, edits: Collection[tuple[int, int, bytes]]) -> bytes:
     pieces: list[bytes] = []
     position = 0
     for start, end, text in sorted(edits):
-        pieces += (body[position:start], text)
+        _copy(pieces, body, position, start)
+        pieces.append(text)
         position = end
-    pieces.append(body[position:])
+    _copy(pieces, body, position, len(body))
     return b"".join(pieces)
+
+
+def _copy(pieces: list[bytes], body: bytes, start: int, end: int) -> None:
+    while end - start > COPY_BYTES:
+        pieces.append(body[start : start + COPY_BYTES])
+        start += COPY_BYTES
+    pieces.append(body[start:end])

@@ -59,6 +59,8 @@ class PromptKeys:
             return _NO_PROMPT
         if kind is None:
             return Unkeyed("path", len(request.body) // CHARACTERS_PER_TOKEN)
+        if request.large is not None and not request.large.whole:
+            return Unkeyed("too_long", request.large.text_bytes // CHARACTERS_PER_TOKEN)
         keyer, check = pool.keyer, pool.prompts.check
         if keyer is None:
             return _NO_TOKENIZER

@@ -8,10 +8,13 @@ from typing import Final
 
 from gateway.http.message import media_type
 from gateway.prompts.body import BadRequestError
+from gateway.requests.json_scan import Steps, whole
 
 PARTS_LIMIT: Final = 128
 PART_HEAD_LIMIT_BYTES: Final = 4_096
 MODEL_LIMIT_BYTES: Final = 512
+SEARCH_BYTES: Final = 262_144
+"""Searched in one step."""
 _CONTENT_TYPE: Final = re.compile(
     rb'multipart/form-data[ \t]*+((?:;[ \t]*+[a-z-]++=(?:"[^"\\]*+"|[^\s;"\\]++)[ \t]*+)++);?', re.IGNORECASE
 )
@@ -37,19 +40,26 @@ def is_form(content_type: bytes | None) -> bool:
 
 
 def form_model(content_type: bytes, body: bytes) -> FormModel | None:
+    """`form_steps`, all at once."""
+    return whole(form_steps(content_type, body))
+
+
+def form_steps(content_type: bytes, body: bytes) -> Steps[FormModel | None]:
     """The form's `model`; None where it has none. Raises BadRequestError for what is no form, or names two models."""
     delimiter = b"--" + _boundary(content_type)
-    if not body.startswith(delimiter) and b"\r\n" + delimiter not in body:
-        raise BadRequestError("the body does not hold the boundary that its Content-Type announces")
+    position = 0
+    if not body.startswith(delimiter):
+        position = (yield from _find(body, b"\r\n" + delimiter, 0)) + 2
+        if position < 2:
+            raise BadRequestError("the body does not hold the boundary that its Content-Type announces")
     found: FormModel | None = None
-    position = 0 if body.startswith(delimiter) else body.find(b"\r\n" + delimiter) + 2
     for _ in range(PARTS_LIMIT):
         position += len(delimiter)
         if body.startswith(b"--", position):
             return found
         head_start = body.find(b"\r\n", position, position + 1_024)
         head_end = -1 if head_start < 0 else body.find(b"\r\n\r\n", head_start, head_start + PART_HEAD_LIMIT_BYTES)
-        following = body.find(b"\r\n" + delimiter, position if head_end < 0 else head_end + 2)
+        following = yield from _find(body, b"\r\n" + delimiter, position if head_end < 0 else head_end + 2)
         if head_end < 0 or following < 0:
             raise BadRequestError("the multipart body is cut off or malformed")
         if _field(body[head_start + 2 : head_end]) == b"model":
@@ -59,6 +69,16 @@ def form_model(content_type: bytes, body: bytes) -> FormModel | None:
             found = model
         position = following + 2
     raise BadRequestError(f"the form has more than {PARTS_LIMIT} parts")
+
+
+def _find(body: bytes, sought: bytes, start: int) -> Steps[int]:
+    while start < len(body):
+        place = body.find(sought, start, start + SEARCH_BYTES + len(sought))
+        if place >= 0:
+            return place
+        start += SEARCH_BYTES
+        yield
+    return -1
 
 
 def _boundary(content_type: bytes) -> bytes:

@@ -82,7 +82,11 @@ async def relay(
                 assignment.request_headers,
             )
             exchange = Exchange(reply, assignment, upstreams, edit, ends_at)
-            outcome = await exchange.run(head, body)
+            # The attempt alone holds the body, and lets go of it when the reply begins.
+            attempt = exchange.run(head, body)
+            body = b""
+            outcome = await attempt
+            body = exchange.body
         finally:
             assignment.close(outcome)
         if reply.started or loop.time() >= ends_at:

@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 
 from gateway.engines.base import Dialect
-from gateway.requests.json_members import edit_object, last, members, splice, value_of_only
+from gateway.requests.json_members import LARGE_BYTES, edit_object, last, members, splice, value_of_only
+from gateway.requests.json_scan import Member
 
 
 @dataclass(slots=True)  # not frozen: see gateway.http.message.Request
@@ -24,10 +25,13 @@ class RequestEdits:
     priority: int | None = None
     remove: frozenset[str] = frozenset()
 
-    def apply(self, body: bytes, fields: Mapping[str, Any], dialect: Dialect) -> bytes:
+    def apply(
+        self, body: bytes, fields: Mapping[str, Any], dialect: Dialect, found: list[Member] | None = None
+    ) -> bytes:
         """The body as the worker gets it; the very same object where nothing is to change.
 
-        `fields` is the body, parsed. Of duplicate keys all are changed, since engines need not agree on which counts.
+        `fields` is the body, parsed; `found` its members, where they are known. Of duplicate keys all are changed,
+        since engines need not agree on which counts.
         """
         replace: dict[str, bytes] = {}
         add: dict[str, bytes] = {}
@@ -43,10 +47,14 @@ class RequestEdits:
         elif dialect.lower_priority_first and type(priority) is int and priority:
             replace["priority"] = b"%d" % -priority
         if self.ask_usage:
-            (replace if "stream_options" in fields else add)["stream_options"] = _asking(body, fields)
+            if found is None and len(body) > LARGE_BYTES and "stream_options" in fields:
+                found = members(body)
+            (replace if "stream_options" in fields else add)["stream_options"] = _asking(body, fields, found)
         remove = self.remove | dialect.rejects.intersection(fields)
         if not (replace or add or remove):
             return body
+        if found is not None:
+            return edit_object(body, replace, remove, add=add, found=found)
         if "model" in replace and b"\\u00" not in body and (only := value_of_only(body, "model")) is not None:
             body = splice(body, [(*only, replace.pop("model"))])
             if not (replace or add or remove):
@@ -68,15 +76,20 @@ def lacks_usage(fields: Mapping[str, Any]) -> bool:
     return asked is None or asked is False
 
 
-def _asking(body: bytes, fields: Mapping[str, Any]) -> bytes:
+def _asking(body: bytes, fields: Mapping[str, Any], found: list[Member] | None) -> bytes:
     """The client's stream_options with include_usage."""
     options = fields.get("stream_options")
     if not isinstance(options, dict):
         return b'{"include_usage":true}'
-    member = last(members(body), "stream_options")
-    if member is None:
+    text = _text_of(body, "stream_options", found)
+    if text is None:
         return b'{"include_usage":true}'
-    text = body[member.value_start : member.value_end]
     if "include_usage" in options:
         return edit_object(text, {"include_usage": b"true"})
     return edit_object(text, {}, add={"include_usage": b"true"})
+
+
+def _text_of(body: bytes, name: str, found: list[Member] | None) -> bytes | None:
+    """The value of this name that counts; None where there is none."""
+    member = last(members(body) if found is None else found, name)
+    return None if member is None else body[member.value_start : member.value_end]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from gateway.engines.registry import unsalted_paths
 from gateway.http.errors import RequestError
@@ -12,16 +12,20 @@ from gateway.prompts.body import BadRequestError, model_name, parse_object
 from gateway.requests.access import Access
 from gateway.requests.hints import read_hints
 from gateway.requests.inference_request import InferenceRequest
+from gateway.requests.large_body import (
+    INLINE_BYTES,
+    LargeBody,
+    Turns,
+    in_slices,
+    is_short,
+    read_steps,
+)
 from gateway.requests.models import ModelTable, Served
-from gateway.requests.multipart import FormModel, form_model, is_form
+from gateway.requests.multipart import FormModel, form_steps, is_form
 from gateway.requests.paths import STORED, Route, StoredPath
 from gateway.requests.pins import pinned
 from gateway.requests.shared_responses import SharedResponses
 from gateway.tenants.tenant import Tenant, model_refusal, unsalted_refusal
-
-CONTAINERS_LIMIT: Final = 1_000_000
-"""Most lists and objects of a body. Each costs the parser 0.2 us and 64 bytes, so that 32 MiB of them would stop every
-stream for two seconds and take a GB."""
 
 
 class Resolver:
@@ -31,24 +35,34 @@ class Resolver:
         self._models = models
         self._access = access
         self._responses = responses
+        self.turns = Turns()
 
-    def resolve(self, http: Request, route: Route, tenant: Tenant) -> InferenceRequest:
-        """A request of one of the routes."""
+    async def resolve(self, http: Request, route: Route, tenant: Tenant) -> InferenceRequest:
+        """A request of one of the routes. Of a large body a turn may be taken, which the caller gives back in any
+        case (`turns`)."""
         coding = http.header(b"content-encoding")
         if coding is not None and coding.lower() != b"identity":
             raise RequestError(415, "send the body without Content-Encoding", "unsupported_content_encoding")
         form: FormModel | None = None
         fields: Mapping[str, Any] | None = None
+        large: LargeBody | None = None
+        body = http.body
         model: str | None
         kind = http.header(b"content-type")
         if route.form and kind is not None and is_form(kind):
-            form = _form(http, kind, route)
+            form = await self._form(http, kind, route)
             model = None if form is None else form.name
         else:
-            fields = _fields(http.body)
+            if len(body) <= INLINE_BYTES or is_short(body):
+                fields = parse_object(body)
+            else:
+                await self.turns.take(http)
+                large = await in_slices(read_steps(body))
+                fields = large.fields
             model = None if route.model_optional and fields.get("model") is None else model_name(fields)
         request = InferenceRequest(http, route, tenant, self._served(model, tenant), fields)
         request.form = form
+        request.large = large
         request.hints = read_hints(http, fields)
         if request.served.alias:
             request.shown_model = model
@@ -86,6 +100,14 @@ class Resolver:
         if request.response_id is not None and _is_out_of_reach(request):
             raise _no_response("response_id" if route is STORED else "previous_response_id")
 
+    async def _form(self, http: Request, content_type: bytes, route: Route) -> FormModel | None:
+        if sum(name == b"content-type" for name, _ in http.headers) > 1:
+            raise BadRequestError("a form has exactly one Content-Type")
+        form = await in_slices(form_steps(content_type, http.body))
+        if form is None and not route.model_optional:
+            raise BadRequestError("the form must have the field 'model', the name of a model", param="model")
+        return form
+
     def _served(self, model: str | None, tenant: Tenant) -> Served:
         """The pool and the engine's model that a public name stands for."""
         if model is None:
@@ -104,21 +126,6 @@ class Resolver:
             message = f"the model {name[:200]!r} does not exist; models here: {known}"
             raise RequestError(404, message, "model_not_found", "model")
         return served
-
-
-def _fields(body: bytes) -> Mapping[str, Any]:
-    if len(body) > CONTAINERS_LIMIT and body.count(b"[") + body.count(b"{") > CONTAINERS_LIMIT:
-        raise BadRequestError(f"the body has more than {CONTAINERS_LIMIT} '[' and '{{'; send fewer lists and objects")
-    return parse_object(body)
-
-
-def _form(http: Request, content_type: bytes, route: Route) -> FormModel | None:
-    if sum(name == b"content-type" for name, _ in http.headers) > 1:
-        raise BadRequestError("a form has exactly one Content-Type")
-    form = form_model(content_type, http.body)
-    if form is None and not route.model_optional:
-        raise BadRequestError("the form must have the field 'model', the name of a model", param="model")
-    return form
 
 
 def _is_out_of_reach(request: InferenceRequest) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from gateway.requests.large_body import CONTAINERS_LIMIT
 from gateway.requests.paths import POST_ROUTES
-from gateway.requests.resolve import CONTAINERS_LIMIT
 from tests.gateway.http.support import replying, run, worker
 from tests.gateway.requests.support import FORM_TYPE, as_json, form
 from tests.gateway.support import gate
