@@ -22,7 +22,6 @@ ALLOWED = {
     "gateway/http/test_connection_deadlines.py": 1,
     "gateway/http/test_deadlines.py": 1,
     "gateway/http/test_log_writer.py": 1,
-    "gateway/http/test_server_uploads.py": 1,
     "gateway/process/test_gateway_approximate.py": 1,
     "gateway/prompts/test_encoders.py": 1,
     "gateway/prompts/test_pool_prompts.py": 3,

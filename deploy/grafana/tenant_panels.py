@@ -51,10 +51,17 @@ TENANT_PANELS = [
         ),
     ),
     series(
+        "Request bodies held",
+        "bytes",
+        "From their arrival until their reply begins; gateway.uploads_limit_bytes bounds each gateway.",
+        (f"max by (pod) (warmroute_gateway_body_bytes{{{NAMESPACE}}})", "{{pod}}"),
+    ),
+    series(
         "Keys and logs",
         "cps",
-        "Requests refused for their key, keys files read anew or refused, lines that the access or decision log lost.",
+        "Keys and bodies refused, keys files read anew or refused, lines that the access or decision log lost.",
         (rate("warmroute_gateway_key_refusals_total", "reason", NAMESPACE), "{{reason}} key"),
+        (rate("warmroute_gateway_refused_bodies_total", "reason", NAMESPACE), "body refused: {{reason}}"),
         (rate("warmroute_gateway_key_reloads_total", "outcome", NAMESPACE), "keys file {{outcome}}"),
         (rate("warmroute_gateway_access_log_dropped_total", where=NAMESPACE), "access log lines lost"),
         (rate("warmroute_gateway_decision_log_dropped_total", where=NAMESPACE), "decision log lines lost"),

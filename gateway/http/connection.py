@@ -15,6 +15,7 @@ from gateway.http.flow_control import FlowControl
 from gateway.http.message import Request
 from gateway.http.reply import Reply
 from gateway.http.request_parser import RequestParser, request_id
+from gateway.http.uploads import COUNTED_BYTES, Holding, Uploads
 from warmroute.config.gateway import GatewayConfig
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[Request, Reply], Awaitable[None]]
 """Answers one request. What it raises becomes a 500 in OpenAI's shape, or an aborted connection once the reply has
 begun, and is logged with the request id. It is not cancelled when the client leaves: `reply.closed` says so."""
+
+CheckHead = Callable[[Request], str]
+"""Looks at a request without its body, before that is taken; raises RequestError where it will be refused. Returns
+whose share of the memory for bodies it is in."""
 
 NO_SHAPES: Final[dict[str, ErrorShape]] = {}
 
@@ -33,14 +38,6 @@ UPLOAD_BYTES_PER_SECOND = 65_536
 """The least rate of an upload, beyond the time that every request has."""
 LINGER_SECONDS = 2.0
 """How long a refused client may still send: closing at once would reset the connection and lose the error."""
-
-
-class Uploads:
-    """Bytes of bodies that are still arriving, over all connections: none of them has shown a key yet."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.bytes = 0
 
 
 class Connection(asyncio.Protocol):
@@ -61,15 +58,22 @@ class Connection(asyncio.Protocol):
         access_log: AccessLog | None = None,
         uploads: Uploads | None = None,
         error_shapes: Mapping[str, ErrorShape] = NO_SHAPES,
+        check_head: CheckHead | None = None,
         *,
         busy: bool,
     ) -> None:
         """`on_refusal` is told the status of refusals; `error_shapes` are those of the paths that have another than
-        OpenAI's; `busy`: the server has its limit of connections; refuse this one."""
+        OpenAI's; `check_head` is asked about bodies that are not small and there at once; `busy`: the server has its
+        limit of connections; refuse this one."""
         self._error_shapes = error_shapes
         self._access_log = access_log
         self._uploads = uploads
-        self._uploading = 0
+        self._check_head = check_head
+        self._holding: Holding | None = None
+        self._client = ""
+        """Whose share of `uploads` its bodies are in."""
+        self._whole_bytes = 0
+        """Of the body of the request in progress, until its reply begins."""
         self._handler = handler
         self._on_refusal = on_refusal
         self._config = config
@@ -94,7 +98,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        client = peer[0] if isinstance(peer, tuple) else ""
+        client = self._client = peer[0] if isinstance(peer, tuple) else ""
         scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self._parser = RequestParser(self._config.header_limit_bytes, self._config.body_limit_bytes, client, scheme)
         self._watch.add(self)
@@ -105,16 +109,15 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._ending:
             return
-        self._queue.extend(self._parser.feed(data, self._loop.time()))
-        self._count_upload(self._parser.body_bytes if self._parser.mid_request else 0)
-        if self._uploading and self._uploads is not None and self._uploads.bytes > self._uploads.limit:
-            self._count_upload(0)
-            if self._reply is None:
-                self._refuse(RequestError(503, "too much is being uploaded at once; try again later", "overloaded"))
-            else:
-                self._transport.abort()
-            self._parser = RequestParser(0, 0)  # forgets what has come
-            return
+        now = self._loop.time()
+        came = self._parser.feed(data, now)
+        if self._parser.in_body or self._holding is not None or len(data) > COUNTED_BYTES:
+            came = self._checked(came)
+            self._queue.extend(came)
+            if self._has_given_way(now):
+                return
+        else:
+            self._queue.extend(came)
         if len(self._queue) > AHEAD_LIMIT_REQUESTS:
             while len(self._queue) > AHEAD_LIMIT_REQUESTS:
                 self._queue.pop()
@@ -127,11 +130,79 @@ class Connection(asyncio.Protocol):
             self._reading = False
             self._transport.pause_reading()
 
-    def _count_upload(self, size: int) -> None:
+    def _checked(self, came: list[Request | RequestError]) -> list[Request | RequestError]:
+        """What has come, up to the first request whose head says that it will be refused. The last one's client is
+        whose memory counts."""
+        checked: list[Request | RequestError] = []
+        parser = self._parser
+        try:
+            for item in came:
+                if isinstance(item, Request) and item.body_bytes > COUNTED_BYTES:
+                    self._client = self._client_of(item)
+                checked.append(item)
+            if parser.in_body and not parser.head_checked:
+                parser.head_checked = True
+                self._client = self._client_of(parser.head())
+        except RequestError as error:
+            if self._uploads is not None:
+                self._uploads.refused("head")
+            checked.append(error)
+            parser.stop()
+        return checked
+
+    def _client_of(self, head: Request) -> str:
+        return head.client if self._check_head is None else self._check_head(head)
+
+    def _has_given_way(self, now: float) -> bool:
+        """Count what is held, and have an upload give way where that is too much: another's, or our own, and with it
+        this connection."""
+        if self._uploads is not None:
+            self._count()
+            if self._holding is not None:
+                self._uploads.make_room(self._client, now)
+        return self._ending
+
+    def _count(self) -> None:
         """This connection's part of `Uploads`."""
-        if size != self._uploading and self._uploads is not None:
-            self._uploads.bytes += size - self._uploading
-            self._uploading = size
+        if self._uploads is None:
+            return
+        arriving = self._parser.body_bytes if self._parser.in_body else 0
+        if arriving <= COUNTED_BYTES:
+            arriving = 0
+        for item in self._queue:
+            if isinstance(item, Request) and (size := item.body_bytes) > COUNTED_BYTES:
+                arriving += size
+        holding, size = self._holding, self._whole_bytes + arriving
+        if holding is None:
+            if size == 0:
+                return
+            holding = self._holding = Holding(self._give_way)
+        holding.began_at = self._parser.began_at
+        self._uploads.hold(holding, self._client, size, arriving=arriving > 0)
+        if size == 0:
+            self._holding = None
+
+    def _give_way(self, error: RequestError) -> None:
+        """There is too much at once, and what arrives here is what goes."""
+        if self._reply is None:
+            self._refuse(error)
+            return
+        self._queue.clear()
+        self._queue.append(error)
+        self._parser.stop()
+        self._count()
+
+    def _body_done(self) -> None:
+        """The request in progress needs its body no longer."""
+        self._whole_bytes = 0
+        self._count()
+
+    def _forget(self) -> None:
+        """Nothing more is read from this client."""
+        self._queue.clear()
+        self._parser.stop()
+        self._whole_bytes = 0
+        self._count()
 
     def eof_received(self) -> bool:
         if self._reply is not None and not self._reply.finished:
@@ -140,8 +211,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ending = True
-        self._count_upload(0)
-        self._queue.clear()
+        self._forget()
         self._flow.detach()
         self._flow.resume()
         if self._reply is not None:
@@ -225,6 +295,10 @@ class Connection(asyncio.Protocol):
             keep_alive=request.keep_alive and not self._last,
         )
         self._reply.error_shape = self._error_shapes.get(request.path, OPENAI)
+        if self._holding is not None and (size := request.body_bytes) > COUNTED_BYTES:
+            self._whole_bytes = size
+            self._reply.on_started = self._body_done
+            self._count()
         self._request = request
         if self._task is None:
             self._task = self._loop.create_task(self._serve())
@@ -251,6 +325,11 @@ class Connection(asyncio.Protocol):
 
     async def _handle(self, request: Request, reply: Reply) -> None:
         try:
+            if request.parts is not None:
+                parts, request.parts = request.parts, None
+                # The join leaves the interpreter's lock to others, but only if it is not done on the loop.
+                request.body = await self._loop.run_in_executor(None, b"".join, parts)
+                parts.clear()
             await self._handler(request, reply)
             if not reply.finished and not reply.closed:
                 logger.error("request %s: the handler left the reply unfinished", request.request_id)
@@ -271,6 +350,8 @@ class Connection(asyncio.Protocol):
         elif not reply.finished:
             reply.abort()
         self._reply = None
+        if self._whole_bytes:
+            self._body_done()
         if self._ending or reply.closed:
             self._watch.discard(self)
         elif self._last or not reply.keep_alive:
@@ -286,8 +367,7 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: RequestError) -> None:
         """Answer with an error, then let the client read it before the connection goes."""
         self._ending = True
-        self._count_upload(0)
-        self._queue.clear()
+        self._forget()
         reply = Reply(self._transport, self._flow, request_id(None), method="", version="1.1", keep_alive=False)
         reply.error_shape = self._error_shapes.get(self._parser.path, OPENAI)
         reply.send_error(error)
@@ -302,7 +382,7 @@ class Connection(asyncio.Protocol):
     def _close(self) -> None:
         """End once everything written has been taken."""
         self._ending = True
-        self._queue.clear()
+        self._forget()
         self._transport.close()
         self._set_deadline()
 

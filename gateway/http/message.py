@@ -54,6 +54,13 @@ class Request:
     """What the function of this name makes of `headers`, as they came."""
     scheme: str = "http"
     """`http` or `https`, as the client's connection is."""
+    parts: list[bytes] | None = None
+    """A large body in pieces, until they are joined to `body`."""
+
+    @property
+    def body_bytes(self) -> int:
+        """The body's size."""
+        return len(self.body) if self.parts is None else sum(map(len, self.parts))
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of the header with this lower-case name; None when there is none."""

@@ -30,3 +30,14 @@ class HttpMetrics:
             ("outcome",),
             registry=registry,
         )
+        self.body_bytes = Gauge(
+            "warmroute_gateway_body_bytes",
+            "Bytes of request bodies of more than 16 KiB, from their arrival until their reply begins.",
+            registry=registry,
+        )
+        self.refused_bodies = Counter(
+            "warmroute_gateway_refused_bodies",
+            "Request bodies that were not taken: head (credentials, limits, path), client (it holds too much), total.",
+            ["reason"],
+            registry=registry,
+        )

@@ -62,6 +62,7 @@ class Reply:
         "keep_alive",
         "on_closed",
         "on_cut",
+        "on_started",
         "request_id",
         "started",
         "status",
@@ -101,6 +102,8 @@ class Reply:
         """The connection is gone: the client left, or the server's grace ended."""
         self.on_closed: Callable[[], None] | None = None
         """Called once when `closed` becomes true before the reply is finished."""
+        self.on_started: Callable[[], None] | None = None
+        """Called when the head is written: nobody will need the request's body again."""
         self.on_cut: Callable[[], bool] | None = None
         """Called when the server's grace ends within the reply; whether it has ended the reply by that."""
 
@@ -192,6 +195,8 @@ class Reply:
             raise RuntimeError("this reply has begun already")
         self.started = True
         self.status = status
+        if self.on_started is not None:
+            self.on_started()
         lines = render_headers(headers)
         framing = b""
         if status in _BODILESS:

@@ -11,9 +11,10 @@ from heapq import nsmallest
 
 from gateway.http.access_log import AccessLog
 from gateway.http.certificate import Certificate
-from gateway.http.connection import NO_SHAPES, Connection, Handler, Uploads
+from gateway.http.connection import NO_SHAPES, CheckHead, Connection, Handler
 from gateway.http.deadlines import TICK_SECONDS, DeadlineWatcher
 from gateway.http.errors import ErrorShape
+from gateway.http.uploads import Reason, Uploads
 from warmroute.config.gateway import GatewayConfig
 from warmroute.process.lifecycle import StartupError
 
@@ -53,16 +54,18 @@ class Server:
         on_refusal: Callable[[int], None] | None = None,
         on_log_drop: Callable[[int], None] | None = None,
         on_full: Callable[[str, int], None] | None = None,
+        on_body_refusal: Callable[[Reason], None] | None = None,
+        check_head: CheckHead | None = None,
         error_shapes: Mapping[str, ErrorShape] = NO_SHAPES,
         connection_limit: int = CONNECTION_LIMIT,
         tick_seconds: float = TICK_SECONDS,
         certificate_seconds: float = CERTIFICATE_SECONDS,
     ) -> None:
         """`on_refusal` is told the status of every request that was refused before it reached `handler`, `on_log_drop`
-        how many lines of the access log were lost. `error_shapes`: by path, where it is not OpenAI's. At most
-        `connection_limit` connections are served: for a further one the longest idle are closed, and where none is idle
-        it gets 503; `on_full` is told "closed" or "refused" and how many. Deadlines of clients are kept to within
-        `tick_seconds`."""
+        how many lines of the access log were lost, `on_body_refusal` why a body was not taken. `check_head`: see
+        `CheckHead`. `error_shapes`: by path, where it is not OpenAI's. At most `connection_limit` connections are
+        served: for a further one the longest idle are closed, and where none is idle it gets 503; `on_full` is told
+        "closed" or "refused" and how many. Deadlines of clients are kept to within `tick_seconds`."""
         self._handler = handler
         self._config = config
         self._on_refusal = on_refusal
@@ -74,7 +77,8 @@ class Server:
         """The latest refused for want of room; a client that reads its 503 slowly keeps its descriptor for a while."""
         self._spare = 0
         """Connections that were closed for others and are still counted."""
-        self._uploads = Uploads(config.uploads_limit_bytes)
+        self._uploads = Uploads(config.uploads_limit_bytes, config.client_uploads_limit, on_body_refusal)
+        self._check_head = check_head
         self._connections: DeadlineWatcher[Connection] = DeadlineWatcher(tick_seconds)
         self._listeners: list[asyncio.Server] = []
         self._certificate: Certificate | None = None
@@ -123,6 +127,11 @@ class Server:
         """Open client connections."""
         return len(self._connections)
 
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of request bodies that are held, small ones not counted."""
+        return self._uploads.bytes
+
     async def drain(self, grace_seconds: float | None = None) -> None:
         """Stop accepting, let running requests finish for up to `grace_seconds` (config.drain_seconds when None), then
         cut what is left. Idle connections close at once. Returns when no connection and no handler is left."""
@@ -162,6 +171,7 @@ class Server:
             self._access_log,
             self._uploads,
             self._error_shapes,
+            self._check_head,
             busy=busy,
         )
         if busy:

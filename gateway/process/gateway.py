@@ -30,6 +30,7 @@ from gateway.prompts.keyer import PromptKeyer
 from gateway.prompts.pool_prompts import KeyerSupply
 from gateway.requests.access import OPEN, Access
 from gateway.requests.app import App
+from gateway.requests.head_check import HeadCheck
 from gateway.requests.models import Pool
 from gateway.requests.paths import ERROR_SHAPES
 from gateway.routing.census.targets import Target
@@ -119,6 +120,8 @@ class Gateway:
             on_refusal=app.count,
             on_log_drop=self.metrics.access_log_dropped.inc,
             on_full=lambda outcome, count: self.metrics.full_connections.labels(outcome).inc(count),
+            on_body_refusal=lambda reason: self.metrics.refused_bodies.labels(reason).inc(),
+            check_head=HeadCheck(self.access),
             error_shapes=ERROR_SHAPES,
             connection_limit=connection_limit,
         )
@@ -199,6 +202,7 @@ class Gateway:
         self.metrics.client_connections.set(self.server.connections)
         self.metrics.in_flight_requests.clear()
         self.metrics.pending_tokens.clear()
+        self.metrics.body_bytes.set(self.server.body_bytes)
         for pool in self.pools.values():
             publish_gauges(pool.router)
 

@@ -53,6 +53,11 @@ class Access:
             return UNLIMITED
         return await self.limiter.admit(tenant, tokens, time.monotonic())
 
+    def foresee(self, tenant: Tenant, tokens: int) -> None:
+        """Raises RequestError where `admit` would in any case, as far as is known without asking anybody."""
+        if self.limiter is not None:
+            self.limiter.foresee(tenant, tokens, time.monotonic())
+
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """What keeps it up to date."""
         tasks: list[Coroutine[Any, Any, None]] = []

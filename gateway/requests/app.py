@@ -13,6 +13,7 @@ from gateway.prompts.keyer import CHARACTERS_PER_TOKEN
 from gateway.requests.access import OPEN, Access
 from gateway.requests.decisions import Decisions
 from gateway.requests.edit import edit_body, prepare_reply_edit
+from gateway.requests.head_check import check_method, unknown_path
 from gateway.requests.inference_request import InferenceRequest
 from gateway.requests.key import PromptKeys
 from gateway.requests.metrics import RequestMetrics
@@ -95,7 +96,7 @@ class App:
         if route is not None:
             return await self.resolver.resolve(http, route, self._identify(http, POST, anthropic=route.anthropic))
         if path == HEALTH:
-            _check_method(http, READS)
+            check_method(http, READS)
             reply.send(200)
             return None
         if path == MODELS or path.startswith(MODELS + "/"):
@@ -104,11 +105,10 @@ class App:
         stored = stored_path(path)
         if stored is not None:
             return await self.resolver.resolve_stored(http, stored, self._identify(http, stored.methods))
-        known = ", ".join([*POST_ROUTES, HEALTH, MODELS])
-        raise RequestError(404, f"there is no {http.method} {path[:200]} here; known paths: {known}", "not_found")
+        raise unknown_path(http)
 
     def _identify(self, http: Request, methods: tuple[str, ...], *, anthropic: bool = False) -> Tenant:
-        _check_method(http, methods)
+        check_method(http, methods)
         return self.access.identify(http, anthropic=anthropic)
 
     async def serve(self, request: InferenceRequest, reply: Reply) -> None:
@@ -147,11 +147,3 @@ class App:
         if request.route is not STORED:
             await edit_body(request, self.access)
             await self.keys.key(request)
-
-
-def _check_method(http: Request, methods: tuple[str, ...]) -> None:
-    if http.method not in methods:
-        names = ", ".join(methods)
-        raise RequestError(
-            405, f"{http.path} takes {names}", "method_not_allowed", headers=((b"allow", names.encode()),)
-        )

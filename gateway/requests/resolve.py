@@ -10,6 +10,7 @@ from gateway.http.errors import RequestError
 from gateway.http.message import Request
 from gateway.prompts.body import BadRequestError, model_name, parse_object
 from gateway.requests.access import Access
+from gateway.requests.head_check import check_coding
 from gateway.requests.hints import read_hints
 from gateway.requests.inference_request import InferenceRequest
 from gateway.requests.large_body import (
@@ -40,9 +41,7 @@ class Resolver:
     async def resolve(self, http: Request, route: Route, tenant: Tenant) -> InferenceRequest:
         """A request of one of the routes. Of a large body a turn may be taken, which the caller gives back in any
         case (`turns`)."""
-        coding = http.header(b"content-encoding")
-        if coding is not None and coding.lower() != b"identity":
-            raise RequestError(415, "send the body without Content-Encoding", "unsupported_content_encoding")
+        check_coding(http.first_values)
         form: FormModel | None = None
         fields: Mapping[str, Any] | None = None
         large: LargeBody | None = None

@@ -146,6 +146,16 @@ class Limiter:
             return Admission(held, tokens, self._clock)
         return await self._ask(held, tokens)
 
+    def foresee(self, tenant: Tenant, tokens: int, now: float) -> None:
+        """Raises RequestError for a request of more tokens than its tenant may use in a minute. Takes nothing."""
+        limit = tenant.limits.tokens_per_minute
+        if limit is not None and tokens > limit:
+            held = self._held.get(tenant.name)
+            if held is None or held.quota.limits is not tenant.limits:
+                held = self._hold(tenant, now)
+            self._metrics.tenant_requests.labels(held.label, "tokens").inc()
+            raise too_large(held.quota, tokens, now)
+
     def _hold(self, tenant: Tenant, now: float) -> _Held:
         held = self._held.get(tenant.name)
         if held is None:

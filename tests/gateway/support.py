@@ -15,6 +15,7 @@ from gateway.prompts.keyer import PromptKeyer
 from gateway.prompts.pool_prompts import PoolPrompts
 from gateway.requests.access import OPEN, Access
 from gateway.requests.app import App
+from gateway.requests.head_check import HeadCheck
 from gateway.requests.models import Pool
 from gateway.requests.paths import ERROR_SHAPES
 from gateway.routing.census.targets import Target
@@ -67,7 +68,7 @@ async def gate(
     if several:
         pools["org/other@x y"] = Pool(pool.router)
     app = App(gateway, pools, upstreams, pool.router.metrics, access, redis)
-    server = Server(app, gateway, on_refusal=app.count, error_shapes=ERROR_SHAPES)
+    server = Server(app, gateway, on_refusal=app.count, check_head=HeadCheck(access), error_shapes=ERROR_SHAPES)
     async with AsyncExitStack() as stack:  # each part is closed, whatever fails of the others
         for served in pools.values():
             stack.push_async_callback(served.engine_tokens.close)

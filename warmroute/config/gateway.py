@@ -44,7 +44,15 @@ class GatewayConfig(Section):
     header_limit_bytes: int = Field(65_536, ge=1024, description="largest request head, in bytes")
     body_limit_bytes: int = Field(33_554_432, ge=1024, description="largest request body, in bytes")
     uploads_limit_bytes: int = Field(
-        1_073_741_824, ge=1024, description="most bytes of bodies that are still arriving, in each process; beyond: 503"
+        1_073_741_824,
+        ge=1024,
+        description="most bytes of request bodies held in each process, from their arrival until their reply begins; "
+        "beyond: 503 for the slowest upload of who holds most",
+    )
+    client_uploads_limit_bytes: int = Field(
+        0,
+        ge=0,
+        description="those of one tenant, or of one address without keys; beyond: 429; 0: half of uploads_limit_bytes",
     )
     client_idle_seconds: float = Field(75.0, gt=0, description="keep-alive without a request")
     client_read_seconds: float = Field(30.0, gt=0, description="longest wait for the rest of a request")
@@ -61,6 +69,12 @@ class GatewayConfig(Section):
         0.0, ge=0, description="how long to accept requests after SIGTERM while /readyz fails already"
     )
     drain_seconds: float = Field(30.0, ge=0, description="how long streams may finish after that")
+
+    @property
+    def client_uploads_limit(self) -> int:
+        """`client_uploads_limit_bytes`, with its default."""
+        half = max(self.uploads_limit_bytes // 2, self.body_limit_bytes)
+        return self.client_uploads_limit_bytes or half
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:
@@ -81,6 +95,11 @@ class GatewayConfig(Section):
         if self.uploads_limit_bytes < self.body_limit_bytes:
             raise ValueError(
                 "uploads_limit_bytes: less than body_limit_bytes, so that no body of that size could arrive; give more"
+            )
+        if 0 < self.client_uploads_limit_bytes < self.body_limit_bytes:
+            raise ValueError(
+                "client_uploads_limit_bytes: less than body_limit_bytes, so that no client could send a body of that "
+                "size; give more, or 0"
             )
         return self
 
