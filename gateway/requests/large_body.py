@@ -42,7 +42,7 @@ WEIGHT_LIMIT: Final = 500_000
 so that they are at most 30 MB."""
 READING_AT_ONCE: Final = 2
 """Large bodies of which there are objects, from the first until the keys are made."""
-TURN_SECONDS: Final = 30.0
+TURN_SECONDS: Final = 60.0
 """Longest wait to be one of them."""
 WIDE_CHARACTERS: Final = 2_000_000
 """Most of one text that is not ASCII: with up to 4 bytes each they are put together at once."""
@@ -160,7 +160,7 @@ class _Reader:
 
     def read(self, start: int, end: int) -> Steps[Any]:
         """Raises TooManyError; JSONDecodeError and NotAnObjectError for what is no JSON."""
-        if end - start <= INLINE_BYTES:
+        if end - start <= INLINE_BYTES or self._body[start] not in b'"[{':
             yield
             return self._parsed(self._body[start:end])
         if not self._texts:
