@@ -20,6 +20,12 @@ TOKENIZER_PANELS: list[Panel] = [
         (f"max by (pool) (warmroute_gateway_pool_file_sets{{{POOL}}})", "{{pool}} files"),
     ),
     series(
+        "Files refused",
+        "short",
+        "Sets of files that workers offer whose tokenizer or template is refused; /readyz says whose, and why.",
+        (f"max by (pool, kind) (warmroute_gateway_refused_files{{{POOL}}})", "{{pool}} {{kind}}"),
+    ),
+    series(
         "Prompts counted otherwise by the engine",
         "percentunit",
         "Share of replies whose prompt tokens differ from the gateway's own: their keys were wrong. From a half on the "

@@ -225,6 +225,7 @@ class Gateway:
                 "index": "connected" if self._indexes[pool.name].connected else "out of reach",
                 "routing": pool.routing,
                 "tokenizer": pool.prompts.describe(),
+                "refused_files": pool.prompts.refused,
                 "encoder": "none" if pool.keyer is None else pool.keyer.tokenizer.encoder,
                 "bookings": "of all gateways" if peers.shared(now) else "own, and workers' reports",
                 "other_gateways": peers.gateways,

@@ -16,6 +16,7 @@ from gateway.prompts.encoding import PromptEncoder, Unfinished
 from gateway.prompts.media import block_extras
 from gateway.prompts.prompt_input import Chat, Completion, PromptInput, Unkeyed
 from gateway.prompts.tokenizer import PromptTokenizer, TokenizerError
+from gateway.prompts.tried_files import Templates
 from indexer.keys import TOKEN_BYTES, chain, root
 from warmroute.chat_template import ChatTemplate, ChatTemplateError, ConversationError
 from warmroute.config.pool import MediaKind, MediaTokensConfig
@@ -66,9 +67,14 @@ class PromptKeyer:
         *,
         budget_seconds: float,
         media: Mapping[MediaKind, MediaTokensConfig] | None = None,
+        templates: Templates | None = None,
     ) -> None:
+        """`templates`: workers' own, in `template`'s place."""
         self.tokenizer = tokenizer
-        self.encoder = PromptEncoder(tokenizer, template, media)
+        self.templates = templates
+        self.encoder = PromptEncoder(tokenizer, template if templates is None else templates.large, media)
+        self._small = self.encoder if templates is None else PromptEncoder(tokenizer, templates.small, media)
+        self._small_chats = templates is None or templates.large is None or templates.small is not None
         self._budget_seconds = budget_seconds
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
         self._pending = 0
@@ -76,23 +82,32 @@ class PromptKeyer:
 
     @classmethod
     def from_folder(
-        cls, folder: Path, *, budget_seconds: float, media: Mapping[MediaKind, MediaTokensConfig] | None = None
+        cls,
+        folder: Path,
+        *,
+        budget_seconds: float,
+        media: Mapping[MediaKind, MediaTokensConfig] | None = None,
+        templates: Templates | None = None,
     ) -> PromptKeyer:
-        """Read tokenizer and chat template of a model's folder. Raises TokenizerError.
+        """Read tokenizer and, unless they are given, chat templates of a model's folder. Raises TokenizerError.
 
         A missing or broken template is no error: then chats are routed by load, and completions are keyed.
         """
         template: ChatTemplate | None = None
-        try:
-            template = ChatTemplate.from_folder(folder)
-        except ChatTemplateError as error:
-            logger.warning("chats are routed by load: %s", error)
+        if templates is None:
+            try:
+                template = ChatTemplate.from_folder(folder)
+            except ChatTemplateError as error:
+                logger.warning("chats are routed by load: %s", error)
         tokenizer = PromptTokenizer.from_folder(folder)
-        return cls(tokenizer, template, budget_seconds=budget_seconds, media=media)
+        return cls(tokenizer, template, budget_seconds=budget_seconds, media=media, templates=templates)
 
     def close(self) -> None:
-        """End the threads after the work that they have begun. Does not wait."""
+        """End the threads after the work that they have begun, and the process that renders at once. Does not wait for
+        them."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.templates is not None:
+            self.templates.close()
 
     async def read(
         self, fields: Mapping[str, Any], size: int, kind: BodyKind, *, deadline: float
@@ -116,8 +131,9 @@ class PromptKeyer:
         if isinstance(body.prompt, Unkeyed):
             return body.prompt
         begun = None
-        if _is_small(body):
-            prompt = self._prompt(body, space, character_limit=self.tokenizer.inline_characters)
+        if _is_small(body) and (self._small_chats or not isinstance(body.prompt, Chat)):
+            limit = self.tokenizer.inline_characters
+            prompt = self._prompt(self._small, body, space, character_limit=limit)
             if isinstance(prompt, Prompt | Unkeyed):
                 return prompt
             begun = prompt
@@ -149,11 +165,17 @@ class PromptKeyer:
         """On a thread."""
         if _pieces(body.prompt) > PIECES_LIMIT:
             return Unkeyed("too_long", body.estimated_tokens)
-        prompt = self._prompt(body, space, character_limit=SIZE_LIMIT, begun=begun)
+        prompt = self._prompt(self.encoder, body, space, character_limit=SIZE_LIMIT, begun=begun)
         return prompt if isinstance(prompt, Prompt | Unkeyed) else Unkeyed("too_long", body.estimated_tokens)
 
+    @staticmethod
     def _prompt(
-        self, body: RoutedBody, space: KeySpace, *, character_limit: int, begun: Unfinished | None = None
+        encoder: PromptEncoder,
+        body: RoutedBody,
+        space: KeySpace,
+        *,
+        character_limit: int,
+        begun: Unfinished | None = None,
     ) -> Prompt | Unkeyed | Unfinished | None:
         """Render, tokenise, key. Where more characters must be tokenised than the limit: Unfinished, which a later call
         takes as `begun`, or None."""
@@ -161,9 +183,9 @@ class PromptKeyer:
             return body.prompt
         try:
             if begun is None:
-                encoded = self.encoder.encode(body.prompt, character_limit=character_limit)
+                encoded = encoder.encode(body.prompt, character_limit=character_limit)
             else:
-                encoded = self.encoder.finish(begun)
+                encoded = encoder.finish(begun)
         except (ConversationError, TypeError, OverflowError):
             return Unkeyed("malformed")
         except ChatTemplateError:

@@ -23,6 +23,12 @@ class PromptMetrics:
             ["pool"],
             registry=registry,
         )
+        self.refused_files = Gauge(
+            "warmroute_gateway_refused_files",
+            "Sets of files that workers offer and that are refused, by what of them is: tokenizer, template.",
+            ["pool", "kind"],
+            registry=registry,
+        )
         self.tokenizer = Gauge(
             "warmroute_gateway_tokenizer",
             "1 for where the pool's tokenizer is from: folder, hub, workers; none: requests are routed by load.",

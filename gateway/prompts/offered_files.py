@@ -59,6 +59,12 @@ class FileSet:
         return next(file.digest for file in self.files if file.name == TOKENIZER_FILE)
 
     @property
+    def template(self) -> str:
+        """A digest of all other files: of what chats are rendered with."""
+        others = "\n".join(f"{file.name} {file.digest}" for file in self.files if file.name != TOKENIZER_FILE)
+        return hashlib.sha256(others.encode()).hexdigest()
+
+    @property
     def bare(self) -> bool:
         """Whether there is only a tokenizer, as from workers that send no templates."""
         return len(self.files) == 1

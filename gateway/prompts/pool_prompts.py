@@ -26,6 +26,7 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from gateway.prompts.hub import HubError, hub_folder
 from gateway.prompts.keyer import PromptKeyer, TokenizerError
+from gateway.prompts.limited_process import BrokenError
 from gateway.prompts.metrics import PromptMetrics
 from gateway.prompts.offered_files import (
     FileSet,
@@ -36,7 +37,9 @@ from gateway.prompts.offered_files import (
     most_common,
     unpack,
 )
+from gateway.prompts.refusals import Refusals
 from gateway.prompts.self_check import SelfCheck
+from gateway.prompts.tried_files import RefusedFilesError, Templates, try_templates, try_tokenizer
 from indexer.layout import WorkerFacts
 from warmroute.config.pool import PoolConfig
 from warmroute.redis.access import gateway_rules
@@ -55,6 +58,9 @@ SETTLE_SECONDS: Final = 10.0
 RETIRE_SECONDS: Final = 10.0
 
 NOTHING_OFFERED: Final = "no worker has offered its tokenizer yet"
+LOCAL_ALONE: Final = "model_files.trust is local: name model_path or tokenizer"
+NAMED_WORKERS: Final = 8
+"""Of those that offer one refused set of files."""
 
 TokenizerSource = Literal["folder", "hub", "workers", "none"]
 TOKENIZER_SOURCES: Final[tuple[TokenizerSource, ...]] = ("folder", "hub", "workers", "none")
@@ -69,6 +75,8 @@ class PoolPrompts:
     origin: str = ""
     """Where the tokenizer comes from, as text for logs and the console."""
     trouble: str = NOTHING_OFFERED
+    refused: list[str] = field(default_factory=list)
+    """Files that workers offer now and that are refused: which, whose, and why."""
     check: SelfCheck = field(default_factory=SelfCheck)
     """Compares this keyer's token counts with those of replies."""
 
@@ -93,10 +101,11 @@ class KeyerSupply:
         redis: Client,
         workers: Callable[[], Iterable[WorkerFacts]],
         use_tokenizer: Callable[[str], None],
-        make: Callable[[Path], PromptKeyer],
+        make: Callable[..., PromptKeyer],
     ) -> None:
-        """`workers`: the facts of the pool's workers now. `use_tokenizer`: called with the digest of a new tokenizer.
-        `make`: makes a keyer from a model's folder, on a thread; it raises TokenizerError and keeps no file open.
+        """`workers`: what the pool's workers say now. `use_tokenizer` is told the digest of a tokenizer put to use.
+        `make` reads a model's folder, all of it at once, on a thread; it raises TokenizerError. Of workers' files it
+        is given what came of their `templates`.
         """
         self.prompts = PoolPrompts()
         self._config = config
@@ -106,6 +115,7 @@ class KeyerSupply:
         self._use_tokenizer = use_tokenizer
         self._make = make
         self._files: FileSet | None = None
+        self._refusals = Refusals(redis, config.name)
         self._retired: list[tuple[float, PromptKeyer]] = []
         self._complained = ""
         self._offered_at: float | None = None
@@ -126,6 +136,7 @@ class KeyerSupply:
             self._close_retired(now)
             facts = list(self._workers())
             self._count_sets(facts)
+            await self._take_strikes()
             if now >= retry_at and self._config.model_path is None:
                 attempt = await (self._try_workers(facts) if name is None else self._try_hub(name))
                 wait = {"done": 0.0, "absent": ABSENT_SECONDS, "failed": delay}[attempt]
@@ -171,37 +182,89 @@ class KeyerSupply:
         return self._use(keyer, "hub", f"hub model {name}")
 
     async def _try_workers(self, facts: Iterable[WorkerFacts]) -> Attempt:
-        """Fetch and use the most common files, unless they are in use."""
-        files = most_common(filter(None, map(FileSet.of, facts)), self._files)
+        """Fetch, try and use what most workers offer, unless that is what is in use."""
+        if self._config.model_files.trust == "local":
+            self.prompts.trouble = LOCAL_ALONE
+            return "done"
+        sets = list(filter(None, map(FileSet.of, facts)))
+        files = most_common(self._usable(sets), self._files)
+        if files is not None and files != self._files:
+            # What other gateways have refused meanwhile, and this one before its restart.
+            await self._refusals.load(time.time())
+            files = most_common(self._usable(sets), self._files)
         if files is None or files == self._files:
             self._complained = ""
-            self.prompts.trouble = "" if self.prompts.keyer is not None else NOTHING_OFFERED
+            nothing = "; ".join(self.prompts.refused) or NOTHING_OFFERED
+            self.prompts.trouble = "" if self.prompts.keyer is not None else nothing
             return "done"
         self._offered_at = self._offered_at or time.monotonic()
         try:
             compressed = await fetch(self._redis, self._config.name, files)
-            keyer = await asyncio.to_thread(self._unpack_and_make, compressed)
+            refused = self._refusals.reason(files.template, time.time())
+            keyer, reason = await asyncio.to_thread(self._unpack_and_make, compressed, refused)
         except NotThereYetError as error:
             return self._absent(f"waiting for the workers' files: {error}")
         except NoPermissionError as error:
             return self._failed(
                 f"our Redis user may not read model files ({error}). Permit it all of: {gateway_rules()}"
             )
+        except RefusedFilesError as error:
+            await self._refusals.add(files.tokenizer, str(error), time.time())
+            return self._failed(f"the workers' files are refused: {error}")
         except (RedisError, OSError, ModelFilesError, TokenizerError) as error:
             return self._failed(f"the workers' files: {error}")
+        except BrokenError as error:
+            return self._failed(f"the workers' files cannot be tried: it {error}")
         except Exception as error:
             # Files come from workers: no error that the tokenizer raises for them may end the gateway.
             logger.exception("pool %s: its workers' files cannot be used", self._config.name)
             return self._failed(f"the workers' files cannot be used: {error!r}")
         self._files = files
-        return self._use(keyer, "workers", f"the workers' files, tokenizer {files.tokenizer[:8]}")
+        attempt = self._use(keyer, "workers", f"the workers' files, tokenizer {files.tokenizer[:8]}")
+        if reason:
+            await self._refuse_template(reason)
+        return attempt
 
-    def _unpack_and_make(self, compressed: Mapping[ModelFile, bytes]) -> PromptKeyer:
-        """On a thread."""
+    def _usable(self, sets: Iterable[FileSet]) -> list[FileSet]:
+        """Those that are not refused; with templates that are, where there are no others."""
+        now, reason = time.time(), self._refusals.reason
+        keyed = [files for files in sets if reason(files.tokenizer, now) is None]
+        return [files for files in keyed if reason(files.template, now) is None] or keyed
+
+    def _unpack_and_make(
+        self, compressed: Mapping[ModelFile, bytes], refused: str | None
+    ) -> tuple[PromptKeyer, str | None]:
+        """On a thread. Templates are left out that are `refused`; returns why they are now."""
         with tempfile.TemporaryDirectory(prefix="warmroute-model-") as name:
             folder = Path(name)
             unpack(compressed, folder)
-            return self._make(folder)
+            try_tokenizer(folder)
+            templates, reason = Templates(), None
+            if refused is None:
+                try:
+                    templates = try_templates(folder)
+                except RefusedFilesError as error:
+                    reason = str(error)
+            try:
+                return self._make(folder, templates=templates), reason
+            except BaseException:
+                templates.close()
+                raise
+
+    async def _take_strikes(self) -> None:
+        """Refuse a template whose small chats end the process that renders them."""
+        keyer = self.prompts.keyer
+        renderer = None if keyer is None or keyer.templates is None else keyer.templates.renderer
+        if renderer is None or not renderer.trouble or self._files is None:
+            return
+        if self._refusals.reason(self._files.template, time.time()) is None:
+            await self._refuse_template(renderer.trouble)
+
+    async def _refuse_template(self, reason: str) -> None:
+        if self._files is not None:
+            logger.error("pool %s: chats are routed by load: their template is refused: %s", self._config.name, reason)
+            self._metrics.tokenizer_loads.labels(self._config.name, "refused").inc()
+            await self._refusals.add(self._files.template, reason, time.time())
 
     # --- in use ------------------------------------------------------------------------------------------------------
 
@@ -241,12 +304,33 @@ class KeyerSupply:
             self._metrics.tokenizer.labels(self._config.name, name).set(name == source)
 
     def _count_sets(self, facts: Iterable[WorkerFacts]) -> None:
-        sets = {files for one in facts if (files := FileSet.of(one)) is not None and not files.bare}
-        self._metrics.pool_fingerprints.labels(self._config.name).set(len({one.fingerprint for one in facts}))
-        self._metrics.pool_file_sets.labels(self._config.name).set(len(sets))
+        offering: dict[FileSet, list[str]] = {}
+        for one in facts:
+            if (files := FileSet.of(one)) is not None:
+                offering.setdefault(files, []).append(one.address)
+        name = self._config.name
+        self._metrics.pool_fingerprints.labels(name).set(len({one.fingerprint for one in facts}))
+        self._metrics.pool_file_sets.labels(name).set(sum(not files.bare for files in offering))
+        counts = {"tokenizer": 0, "template": 0}
+        refused: list[str] = []
+        if self._config.model_files.trust == "workers":
+            now = time.time()
+            for files, addresses in offering.items():
+                for kind, digest in (("tokenizer", files.tokenizer), ("template", files.template)):
+                    if (reason := self._refusals.reason(digest, now)) is not None:
+                        counts[kind] += 1
+                        refused.append(f"{kind} of {_some(addresses)} is refused: {reason}")
+        self.prompts.refused = refused
+        for kind, count in counts.items():
+            self._metrics.refused_files.labels(name, kind).set(count)
 
     def _close_retired(self, now: float) -> None:
         for due, keyer in self._retired:
             if due <= now:
                 keyer.close()
         self._retired = [(due, keyer) for due, keyer in self._retired if due > now]
+
+
+def _some(addresses: list[str]) -> str:
+    more = f" and {len(addresses) - NAMED_WORKERS} others" if len(addresses) > NAMED_WORKERS else ""
+    return ", ".join(addresses[:NAMED_WORKERS]) + more

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import jinja2
 from jinja2 import meta
@@ -19,17 +20,46 @@ TEXT_LIMIT: Final = 32_000_000
 """Characters of a prompt: four times as many as a gateway tokenises."""
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is found out about a template when it is first compiled."""
+
+    content_format: ContentFormat
+    takes_developer: bool
+    agreement: Agreement | None
+    """On which chats minijinja renders in jinja2's place."""
+
+
+class Rendering(Protocol):
+    """One template, here or in another process."""
+
+    content_format: ContentFormat
+    takes_developer: bool
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """The prompt's text. Raises ChatTemplateError where the template refuses or cannot cope."""
+
+
 class CompiledTemplate:
     """Renders with minijinja where that gives jinja2's output on the probes, else with jinja2."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime]) -> None:
-        """Raises ChatTemplateError where the source does not compile, or exceeds its steps on a probe."""
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime],
+        found: Findings | None = None,
+    ) -> None:
+        """`found`: what is known already, by the same release; without it the template is tried on the probes.
+
+        Raises ChatTemplateError where the source does not compile, or does not come to an end on a probe.
+        """
         clock = _Clock(now)
         self._environment = environment = jinja_environment(clock)
         try:
             tree = environment.parse(source)
             self._reference = environment.from_string(environment.bounded(environment.parse(source)))
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, RecursionError) as error:  # of jinja2, and of what it writes
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
         self.source = source
         self.content_format: ContentFormat = content_format(tree)
@@ -38,16 +68,24 @@ class CompiledTemplate:
         self._fast: FastTemplate | None = None
         self.agreement: Agreement | None = None
         """On which chats minijinja is used; None: on none."""
-        with contextlib.suppress(Exception):  # jinja2 renders what minijinja cannot read
-            self._fast = FastTemplate(source, clock)
+        if found is None or found.agreement is not None:
+            with contextlib.suppress(Exception):  # whatever minijinja cannot read is jinja2's
+                self._fast = FastTemplate(source, clock)
+        if found is not None:
+            self.agreement = found.agreement
+            return
         try:
             with clock:
                 self.agreement = agreeing(self._fast, self._rendered, self.content_format, special_tokens)
         except EndlessTemplateError as error:
             raise ChatTemplateError(f"the chat template does not come to an end: {error}") from error
 
+    @property
+    def findings(self) -> Findings:
+        return Findings(self.content_format, self.takes_developer, self.agreement)
+
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The prompt's text. Raises ChatTemplateError where the template refuses or fails."""
+        """As `Rendering.render`."""
         try:
             if self._is_trusted_with(variables) and (text := self._fast_text(variables)) is not None:
                 return text

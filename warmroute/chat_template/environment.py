@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -22,6 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 STEPS: Final = 200_000
 """Loop rounds and calls of one rendering, which take a second at most. A chat of ten thousand messages takes half of
 them where a template's work is linear in the chat; in some templates it is quadratic."""
+INDENTED: Final = 16
+"""How many times as long as without them a JSON text may become by indents; 4 in templates of models."""
 _COUNTED: Final = "_counted"
 
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
@@ -36,14 +39,25 @@ class EndlessTemplateError(jinja2.TemplateError):
     """A rendering exceeds its bound of steps, instructions or characters."""
 
 
+class _PlainGenerator(CodeGenerator):
+    """Works nothing out: what a template says of constants would be computed while it is compiled, without bounds."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.Const | nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """A sandbox that bounds each rendering to STEPS, so that no template and no chat blocks a thread for ever.
 
     Call `begin` before each rendering, on its thread.
     """
 
+    code_generator_class = _PlainGenerator
+
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**options, optimized=False)
         self._steps = threading.local()
         self.filters[_COUNTED] = self._counted
 
@@ -110,7 +124,18 @@ def tojson(
     """`json.dumps` without the HTML escapes of jinja2's own filter."""
     if not ensure_ascii and indent is None and separators is None and not sort_keys:
         return _ENCODE(value)
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None:
+        return json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+    # What lies deep is indented far.
+    room = INDENTED * len(_ENCODE(value)) + INDENTED
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    pieces: list[str] = []
+    for piece in encoder.iterencode(value):
+        room -= len(piece)
+        if room < 0:
+            raise jinja2.TemplateError(f"tojson makes more than {INDENTED} times as much of what is nested deeply")
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def raise_exception(message: str) -> None:

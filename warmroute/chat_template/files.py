@@ -24,6 +24,11 @@ _FILE_LIMIT: Final = 16
 CODED_MODELS: Final = frozenset({"gpt_oss", "deepseek_v32", "deepseek_v4", "kimi_k3"})
 """Values of `model_type` for which vLLM writes chats by code, not by a template."""
 
+
+class MissingTemplateError(ChatTemplateError):
+    """The model has none, which is nobody's fault."""
+
+
 Files = Mapping[str, bytes]
 """Contents by path relative to the model's folder."""
 
@@ -51,7 +56,7 @@ def templates(files: Files) -> dict[str, str]:
     """
     kind = _object(files, MODEL).get("model_type")
     if isinstance(kind, str) and kind in CODED_MODELS:
-        raise ChatTemplateError(f"engines write the chats of {kind} models by code of their own, not by a template")
+        raise MissingTemplateError(f"engines write the chats of {kind} models by code of their own, not by a template")
     named = _configured(_object(files, CONFIG).get("chat_template"))
     if TEMPLATE in files:
         named = {DEFAULT: _text(files, TEMPLATE)}
@@ -62,8 +67,13 @@ def templates(files: Files) -> dict[str, str]:
     if isinstance(processor, str) and TEMPLATE not in files:
         named[PROCESSOR] = processor
     if DEFAULT not in named and PROCESSOR not in named:
-        raise ChatTemplateError(f"the model has no chat template ({TEMPLATE}, or chat_template in {CONFIG})")
+        raise MissingTemplateError(f"the model has no chat template ({TEMPLATE}, or chat_template in {CONFIG})")
     return named
+
+
+def used(named: Mapping[str, str]) -> dict[str, str]:
+    """Those of the templates that chats are rendered with."""
+    return {name: named[name] for name in (DEFAULT, TOOL_USE, PROCESSOR) if name in named}
 
 
 def special_tokens(files: Files) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from warmroute.chat_template import files as template_files
-from warmroute.chat_template.compiled import CompiledTemplate
+from warmroute.chat_template.compiled import CompiledTemplate, Findings, Rendering
 from warmroute.chat_template.conversation import Conversation, MediaTexts, conversation, with_reasoning_names
 from warmroute.chat_template.environment import ChatTemplateError
 from warmroute.chat_template.files import DEFAULT, PROCESSOR, TOOL_USE, Files
@@ -30,14 +30,30 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         *,
         now: Callable[[], datetime] = datetime.now,
+        found: Mapping[str, Findings] | None = None,
     ) -> None:
-        """`source`: one template, or several by name. Raises ChatTemplateError where one does not compile."""
-        self.special_tokens = dict(special_tokens or {})
+        """`source`: the template, or several by name; `found`: what is known of each already.
+
+        Raises ChatTemplateError where one does not compile.
+        """
+        tokens = dict(special_tokens or {})
         named = {DEFAULT: source} if isinstance(source, str) else source
-        used = {name: named[name] for name in (DEFAULT, TOOL_USE, PROCESSOR) if name in named}
+        used = template_files.used(named)
         if not used:
             raise ChatTemplateError("there is no template for plain chats among the named ones")
-        self._compiled = {name: CompiledTemplate(each, self.special_tokens, now) for name, each in used.items()}
+        known = found or {}
+        self._take(tokens, {name: CompiledTemplate(each, tokens, now, known.get(name)) for name, each in used.items()})
+
+    @classmethod
+    def elsewhere(cls, renderings: Mapping[str, Rendering], special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """Templates that another process renders."""
+        template = cls.__new__(cls)
+        template._take(special_tokens, renderings)  # noqa: SLF001  its own class
+        return template
+
+    def _take(self, special_tokens: Mapping[str, str], renderings: Mapping[str, Rendering]) -> None:
+        self.special_tokens = dict(special_tokens)
+        self._compiled = dict(renderings)
 
     @classmethod
     def from_folder(cls, folder: Path, *, now: Callable[[], datetime] = datetime.now) -> ChatTemplate:
@@ -53,7 +69,16 @@ class ChatTemplate:
         """`files`: contents by name (`chat_template.jinja` and others). Raises ChatTemplateError."""
         return cls(template_files.templates(files), template_files.special_tokens(files), now=now)
 
-    def serving(self, tools: Sequence[Mapping[str, Any]] | None) -> CompiledTemplate:
+    @property
+    def findings(self) -> dict[str, Findings]:
+        """What is known of each template, by its name."""
+        return {name: each.findings for name, each in self._compiled.items() if isinstance(each, CompiledTemplate)}
+
+    def named(self, name: str) -> Rendering:
+        """One template. Raises KeyError."""
+        return self._compiled[name]
+
+    def serving(self, tools: Sequence[Mapping[str, Any]] | None) -> Rendering:
         """The template for a chat with these tools. Raises ChatTemplateError where there is none."""
         order = (PROCESSOR, DEFAULT) if tools is None else (TOOL_USE, DEFAULT)
         for name in order:

@@ -103,6 +103,16 @@ class MediaTokensConfig(Section):
         return self.repeat or self.placeholder
 
 
+class ModelFilesConfig(Section):
+    """Whose tokenizer and chat templates are used."""
+
+    trust: Literal["workers", "local"] = Field(
+        "workers",
+        description="workers: what they offer, after it was tried in a process of its own; local: model_path or "
+        "tokenizer alone",
+    )
+
+
 class PoolConfig(Section):
     """All workers that serve one base model."""
 
@@ -116,6 +126,7 @@ class PoolConfig(Section):
         description="Hugging Face model, as org/name or org/name@revision, to take these files from; needs "
         "huggingface_hub",
     )
+    model_files: ModelFilesConfig = Field(ModelFilesConfig(), description="whose tokenizer and templates are used")
     policy: PolicyName = Field("warm", description="routing policy")
     weights: Weights = Field(Weights(), description="weights of the policy `warm`")
     cost: Literal["auto", "tokens"] = Field(

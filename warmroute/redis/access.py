@@ -1,7 +1,7 @@
 """What Redis must permit each part: the commands it uses, as rules of an ACL.
 
     ACL SETUSER indexer on >PASSWORD ~wr:* +ping +info +eval +evalsha +hget ...
-    ACL SETUSER gateway on >PASSWORD %R~wr:* ~wr-tenant:* ~wr-response:* &wr:*:flight +ping +hgetall ...
+    ACL SETUSER gateway on >PASSWORD %R~wr:* ~wr-tenant:* ~wr-response:* ~wr-model:* &wr:*:flight +ping +hgetall ...
 
 `indexer_rules()` and `gateway_rules()` give what follows the password, whole. HELLO and AUTH are free to all. A user
 on Sentinels needs `+sentinel|get-master-addr-by-name` and no keys.
@@ -46,6 +46,8 @@ GATEWAY_COMMANDS: Final = ("ping", "get", "getrange", "hgetall", "smembers", "xr
 # The scripts of tenants' limits and of stored responses, and what they call.
 LIMIT_COMMANDS: Final = ("eval", "evalsha", "hdel", "hset", "pexpire", "time")
 RESPONSE_COMMANDS: Final = ("hget", "zadd", "zcard", "zrangebyscore", "zrem")
+# What gateways remember of model files that they refused.
+REFUSAL_COMMANDS: Final = ("set",)
 # What gateways tell each other, on the channel `wr:{pool}:flight`.
 FLIGHT_COMMANDS: Final = ("spublish", "ssubscribe")
 # To read a cluster's map.
@@ -58,10 +60,10 @@ def indexer_rules(*, cluster: bool = False) -> str:
 
 
 def gateway_rules(*, cluster: bool = False) -> str:
-    """Reads keys of the index, writes those of tenants' limits and of stored responses, and talks with the other
-    gateways."""
-    commands = (*GATEWAY_COMMANDS, *LIMIT_COMMANDS, *RESPONSE_COMMANDS, *FLIGHT_COMMANDS)
-    return _rules("%R~wr:* ~wr-tenant:* ~wr-response:* &wr:*:flight", commands, cluster)
+    """Reads keys of the index, writes those of tenants' limits, of stored responses and of refused model files, and
+    talks with the other gateways."""
+    commands = (*GATEWAY_COMMANDS, *LIMIT_COMMANDS, *RESPONSE_COMMANDS, *REFUSAL_COMMANDS, *FLIGHT_COMMANDS)
+    return _rules("%R~wr:* ~wr-tenant:* ~wr-response:* ~wr-model:* &wr:*:flight", commands, cluster)
 
 
 async def missing_commands(redis: Client, commands: Iterable[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -153,7 +154,7 @@ def test_files_that_make_their_libraries_give_up_cost_no_more_than_their_use(
             first = engine(index.address, "w", model=MODEL, files=panics)
             async with running(first.publisher.run()):
                 await eventually(lambda: here.metric("tokenizer_loads_total", outcome="failed"), within=30)
-                assert "gave up" in here.supply.prompts.describe()
+                assert "repetitions within repetitions" in here.supply.prompts.describe()
                 assert not here.keyed
             second = engine(index.address, "w", model=MODEL, files=endless)
             async with running(second.publisher.run()):
@@ -164,6 +165,11 @@ def test_files_that_make_their_libraries_give_up_cost_no_more_than_their_use(
                 assert keyer is not None
                 assert space is not None
                 assert await keyer.key(chat, space) == Unkeyed("template", chat.estimated_tokens)
+                await eventually(lambda: here.metric("refused_files", kind="template") == 1)
+                assert any("template of" in each for each in here.supply.prompts.refused)
+        async with gate(redis_url, "w") as restarted:
+            await restarted.supply._refusals.load(time.time())
+            assert len(restarted.supply._refusals._refused) == 2
 
     run(scenario())
 
