@@ -22,6 +22,7 @@ from gateway.prompts.body import BodyKind, Unkeyed, parse_body
 from gateway.prompts.byte_level import byte_characters
 from gateway.prompts.keyer import Prompt, PromptKeyer
 from gateway.prompts.pool_prompts import KeyerSupply
+from gateway.prompts.refusals import Refusals
 from gateway.routing.census.targets import Target
 from gateway.routing.router import PoolRouter
 from indexer.keys import prompt_keys
@@ -167,9 +168,11 @@ def test_files_that_make_their_libraries_give_up_cost_no_more_than_their_use(
                 assert await keyer.key(chat, space) == Unkeyed("template", chat.estimated_tokens)
                 await eventually(lambda: here.metric("refused_files", kind="template") == 1)
                 assert any("template of" in each for each in here.supply.prompts.refused)
-        async with gate(redis_url, "w") as restarted:
-            await restarted.supply._refusals.load(time.time())
-            assert len(restarted.supply._refusals._refused) == 2
+        async with redis_client(redis_url) as redis:
+            elsewhere, now = Refusals(redis, POOL), time.time()
+            await elsewhere.load(now)
+            assert elsewhere.reason(panics.files[0].digest, now)
+            assert elsewhere.reason("0" * 64, now) is None
 
     run(scenario())
 
