@@ -11,6 +11,7 @@ The ledger writes this layout and the mirror's follower reads it. Version 1:
     wr:{pool/0}:parts                           string  how many parts the pool has
     wr:{pool}:files                             zset    digest of a model file -> when it was last in use, ms
     wr:{pool}:files:<digest>                    string  that file, compressed with zlib
+    wr:{pool}:lease:<field>:<name>              string  who holds a worker_id or an address, packed; it expires
     wr:pools                                    set     the pools that have workers, or had some
 
 All keys of a part share one hash tag, so that a script touches one node of a cluster. A worker belongs to one part, by
@@ -80,6 +81,11 @@ def files_key(pool: str) -> str:
 def file_key(pool: str, digest: str) -> str:
     """The key of one model file."""
     return f"{files_key(pool)}:{digest}"
+
+
+def lease_key(pool: str, field: str, name: str) -> str:
+    """The key that says who holds a worker id or an address; a pool's share a hash tag."""
+    return f"wr:{{{quote(pool, safe='')}}}:lease:{field}:{name}"
 
 
 def part_of(pool: str, worker_id: str, parts: int) -> Part:

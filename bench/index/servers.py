@@ -42,8 +42,8 @@ class Servers:
         self._folder.cleanup()
 
     def start_indexer(self) -> None:
-        """`warmroute indexer` with its defaults."""
-        ports = ("--port", str(self._grpc_port), "--admin-port", str(self._admin_port))
+        """`warmroute indexer` with its defaults, open as the bench's workers have no token."""
+        ports = ("--port", str(self._grpc_port), "--admin-port", str(self._admin_port), "--open", "true")
         self._start("indexer", "warmroute", "indexer", *ports, "--redis-url", self.redis_url)
 
     def cpu_seconds(self) -> dict[str, float]:

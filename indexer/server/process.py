@@ -58,6 +58,7 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig, grpc_config: G
     registry = CollectorRegistry()
     metrics = IndexerMetrics(registry)
     security = ServerSecurity(grpc_config or GrpcConfig())
+    _check_open(config, security)
     redis, heartbeats = connect(redis_config), connect(redis_config, connections=HEARTBEAT_CONNECTIONS)
     service = IndexService(redis, config, metrics, heartbeats=heartbeats)
     admin = AdminServer(registry, lambda: _readiness(service))
@@ -85,6 +86,23 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig, grpc_config: G
         await admin.stop()
         await redis.aclose()
         await heartbeats.aclose()
+
+
+def _check_open(config: IndexerConfig, security: ServerSecurity) -> None:
+    """Raises StartupError: what workers say decides where prompts go, so nobody serves it to all by oversight."""
+    if security.asks_clients:
+        return
+    if not config.open:
+        raise StartupError(
+            "indexer.open: false is refused without grpc.token_file and grpc.tls_ca_file: whoever reaches the port "
+            "could publish as any worker. Give all parts the same grpc.token_file (openssl rand -hex 32 > token), or "
+            "mutual TLS (grpc.tls_ca_file, grpc.tls_cert_file, grpc.tls_key_file); or set indexer.open: true"
+        )
+    logger.warning(
+        "indexer.open is true, and clients show neither token nor certificate: whoever reaches %s can publish as any "
+        "worker; set grpc.token_file on all parts to close it",
+        address(config.host, config.port),
+    )
 
 
 def _readiness(service: IndexService) -> tuple[bool, dict[str, object]]:

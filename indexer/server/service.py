@@ -20,6 +20,7 @@ from indexer.server.describe import describe
 from indexer.server.file_store import FileStore
 from indexer.server.file_transfers import FileTransfers
 from indexer.server.inflight import InflightGate
+from indexer.server.leases import Lease, Leases
 from indexer.server.ledger import Ledger, SickPartError, check_server
 from indexer.server.ledgers import Ledgers, TooManyPoolsError
 from indexer.server.load_board import LoadTable
@@ -41,6 +42,8 @@ LOST: Final = (
     "the ledger lost this stream's worker or its last writes, or another process publishes under this worker_id; "
     "connect again"
 )
+TAKEN: Final = "another worker holds this stream's worker_id or address by now; connect again"
+LEAVE_SECONDS: Final = 1.0
 LOADS_BATCH_SECONDS: Final = 0.05
 LOADS_HEARTBEAT_SECONDS: Final = 1.0
 ABORT_SECONDS: Final = 5.0
@@ -67,6 +70,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self._config = config
         self._metrics = metrics
         self._ledgers = Ledgers(redis, self._heartbeats, config, metrics, pools_in_use=self._pools_in_use)
+        self._leases = Leases(redis, self._heartbeats, metrics)
         self._sessions: set[Session] = set()
         self._session_ended = asyncio.Event()
         self._gate = InflightGate(config.max_inflight_bytes)
@@ -104,6 +108,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                     end,
                     self._gate,
                     self.files,
+                    self._leases,
+                    peer=context.peer(),
                     ledger_up=lambda: self._down_since is None,
                 )
                 self._sessions.add(session)
@@ -123,6 +129,17 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         except RedisError as error:
             self._metrics.ledger_errors.labels("publish").inc()
             await self._refuse(context, grpc.StatusCode.UNAVAILABLE, f"the ledger is out of reach: {error}")
+        finally:
+            if session is not None and session.leased is not None:
+                await self._leave(session.leased)
+
+    async def _leave(self, lease: Lease) -> None:
+        """Whoever is started again in the worker's place need not wait until the lease runs out."""
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self._leases.leave(lease)
+        except (RedisError, TimeoutError):
+            self._metrics.ledger_errors.labels("lease").inc()
 
     async def _converse(self, session: Session, context: Context) -> None:
         """Answer message after message; a worker sends loads all the time, so one that is to leave learns it soon."""
@@ -261,6 +278,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 streams[session.claim.ledger].append((session, session.claim))
         if not streams:
             await self._heartbeats.ping()
+        await self._keep_leases([session for claims in streams.values() for session, _ in claims])
         for ledger, claims in streams.items():
             try:
                 lost = await ledger.heartbeat([(claim.owner, session.seq) for session, claim in claims])
@@ -273,6 +291,20 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
             for position in lost:
                 session, _ = claims[position]
                 session.kick(LOST)
+
+    async def _keep_leases(self, sessions: Sequence[Session]) -> None:
+        held: defaultdict[str, list[tuple[Session, Lease]]] = defaultdict(list)
+        for session in sessions:
+            if session.leased is not None:
+                held[session.leased.pool].append((session, session.leased))
+        for pairs in held.values():
+            try:
+                lost = await self._leases.keep([lease for _, lease in pairs])
+            except RedisError:
+                self._metrics.ledger_errors.labels("lease").inc()
+                continue
+            for position in lost:
+                pairs[position][0].kick(TAKEN)
 
     async def _drop_late(self) -> None:
         late_seconds = self._config.late_drop_seconds

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from indexer.layout import Tier, WorkerFacts
 from indexer.server.file_transfers import FileTransfers, Offer
 from indexer.server.inflight import InflightGate
+from indexer.server.leases import LEASE_SECONDS, HeldError, Lease, Leases, lease_of
 from indexer.server.ledger import (
     EpochSupersededError,
     Ledger,
@@ -53,11 +54,20 @@ class Claim:
     worker: WorkerKey
     ledger: Ledger
     owner: Ownership
+    lease: Lease
     facts: WorkerFacts
 
     @property
     def pool(self) -> str:
         return self.worker[0]
+
+    @property
+    def worker_id(self) -> str:
+        return self.worker[1]
+
+    @property
+    def address(self) -> str:
+        return self.facts.address
 
 
 class Session:
@@ -76,17 +86,23 @@ class Session:
         end: asyncio.Timeout,
         gate: InflightGate,
         files: FileTransfers,
+        leases: Leases,
         *,
+        peer: str,
         ledger_up: Callable[[], bool],
     ) -> None:
-        """`ledger_up`: False while the last heartbeat did not reach the ledger; writes are not tried then, since one
-        that hangs would hold up the loads behind it."""
+        """`peer`: whom the stream comes from, as grpc writes it. `ledger_up`: False while the last heartbeat did not
+        reach the ledger; writes are not tried then, since one that hangs would hold up the loads behind it."""
         self._ledger_up = ledger_up
         self._gate = gate
         self._files = files
+        self._leases = leases
+        self._peer = peer
         self._offer: Offer | None = None
         self.claim: Claim | None = None
         self.registered = False
+        self.leased: Lease | None = None
+        """What the stream holds, from its first call to Redis on."""
         self.seq = 0
         self.started_at = time.monotonic()
         self.patience = random.uniform(*PATIENCE_SECONDS)
@@ -168,9 +184,16 @@ class Session:
     async def _hello(self, hello: pb.Hello) -> pb.PublishResponse:
         facts = check_hello(hello)
         ledger = self._ledger_of(hello.pool, hello.worker_id)
-        claim = Claim(
-            (hello.pool, hello.worker_id), ledger, ledger.ownership(hello.worker_id, hello.epoch, facts), facts
+        owner = ledger.ownership(hello.worker_id, hello.epoch, facts)
+        lease = lease_of(
+            hello.pool,
+            hello.worker_id,
+            hello.address,
+            instance=hello.instance,
+            peer=self._peer,
+            token=owner.token,
         )
+        claim = Claim((hello.pool, hello.worker_id), ledger, owner, lease, facts)
         if self._ledger_up():
             try:
                 self.seq = await self._register(claim)
@@ -189,7 +212,15 @@ class Session:
     async def _register(self, claim: Claim) -> int:
         """Make the claim good; returns the ledger's state of the epoch. Raises RefusedError, RedisError."""
         try:
+            await self._leases.take(claim.lease)
+            self.leased = claim.lease
             seq = await claim.ledger.register(claim.owner, claim.facts)
+        except HeldError as error:
+            raise RefusedError(
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"hello.{error.field}: {getattr(claim, error.field)!r} is refused: another live worker of the pool has "
+                f"it; end that one, or give this one its own. After a host's crash it is free in {LEASE_SECONDS:g} s",
+            ) from error
         except EpochSupersededError as error:
             raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, f"hello.epoch: {error}") from error
         except PartsMismatchError as error:

@@ -14,6 +14,7 @@ from warmroute.v1 import index_pb2 as pb
 
 FORMAT_VERSION: Final = 1
 NAME_LIMIT: Final = 256
+INSTANCE_BYTES: Final = (16, 64)
 LIST_LIMIT: Final = 1024
 # 25 ms of the event loop; workers of this release send a quarter of it.
 KEYS_LIMIT: Final = 16_384
@@ -63,6 +64,7 @@ def check_hello(hello: pb.Hello) -> WorkerFacts:
         _check_name("hello.files.name", file.name)
         if not _DIGEST.fullmatch(file.digest):
             raise invalid("hello.files.digest", file.digest, "use the SHA-256 as 64 lower-case hexadecimal digits")
+    _check_instance(hello.instance)
     capacity = _capacity(hello)
     _check_fingerprint(hello)
     return WorkerFacts(
@@ -154,6 +156,13 @@ def _check_fingerprint(hello: pb.Hello) -> None:
             f"from index_block_tokens={hello.index_block_tokens}, model={hello.model!r}, tokenizer={tokenizer!r}. "
             "Run the same Warmroute release on workers, indexer and gateways",
         )
+
+
+def _check_instance(instance: bytes) -> None:
+    """The value is not shown: it is a secret."""
+    least, most = INSTANCE_BYTES
+    if instance and not least <= len(instance) <= most:
+        raise invalid("hello.instance", f"{len(instance)} bytes", f"draw {least} to {most} random bytes")
 
 
 def _check_name(field: str, value: str) -> None:

@@ -110,7 +110,7 @@ async def fleet_of(
     # What is keyed too late, on cores that others use too, is routed by load, which is not the question.
     gateway = {"port": port, "admin_port": admin, "pools": [pool], "prompt_budget_seconds": 5.0}
     gateway["indexers"] = [f"127.0.0.1:{indexer}"]
-    shared = {"redis": {"url": redis_url}, "indexer": {"port": indexer, "admin_port": indexer_admin}}
+    shared = {"redis": {"url": redis_url}, "indexer": {"port": indexer, "admin_port": indexer_admin, "open": True}}
     children: list[Child] = []
     async with AsyncExitStack() as stack:
         # It waits for the children, with signals held off: not on a thread.

@@ -272,7 +272,8 @@ def fleet_of(engines: Sequence[Engine], index_tokens: int, folder: Path, redis_u
         "prompt_budget_seconds": 1.0,
     }  # fmt: skip
     shared = {
-        "redis": {"url": redis_url}, "indexer": {"port": indexer, "admin_port": indexer_admin}, "gateway": gateway,
+        "redis": {"url": redis_url}, "gateway": gateway,
+        "indexer": {"port": indexer, "admin_port": indexer_admin, "open": True},
     }  # fmt: skip
     children: list[Child] = []
     try:

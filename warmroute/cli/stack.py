@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import shutil
 import sys
 import tempfile
@@ -118,6 +119,11 @@ class Stack:
     def log_folder(self) -> Path:
         return self._folder
 
+    @property
+    def token_file(self) -> Path:
+        """Holds the token that this stack's parts show to its indexer, drawn at the start."""
+        return self._folder / "token"
+
     def ended(self) -> list[Part]:
         """Parts that ended by themselves; each is returned once."""
         ended = [part for part in self.parts.values() if part.child.exit_code is not None]
@@ -132,6 +138,7 @@ class Stack:
         if plan.redis_url:
             _check_redis(plan.redis_url)
         redis_url = self.redis_url = plan.redis_url or self._start_redis()
+        self._file(self.token_file, secrets.token_hex(32))
         indexer = address(plan.host, plan.indexer.main)
         self._part("indexer", plan.indexer, redis={"url": redis_url}, indexer=self._listen(plan.indexer))
         for number, ports in enumerate(plan.workers, start=1):
@@ -174,10 +181,16 @@ class Stack:
 
     def _part(self, name: str, ports: Ports, *, vital: bool = True, **sections: dict[str, Any]) -> None:
         config = self._folder / f"{name}.yaml"
-        config.write_text(yaml.safe_dump({**sections, "log": self.plan.log.model_dump()}))
+        grpc = {"token_file": str(self.token_file)}
+        self._file(config, yaml.safe_dump({**sections, "grpc": grpc, "log": self.plan.log.model_dump()}))
         command = name.split("-", maxsplit=1)[0]
         child = Child(name, ["warmroute", command, "--config", str(config)], self._folder / f"{name}.log")
         self.parts[name] = Part(child, f"http://{address(self.plan.host, ports.admin)}/readyz", vital)
+
+    def _file(self, path: Path, text: str) -> None:
+        """For this user's eyes: the folder is the user's alone, and so is what is moved out of it."""
+        path.touch(mode=0o600)
+        path.write_text(text)
 
     # --- ready -------------------------------------------------------------------------------------------------------
 

@@ -128,7 +128,8 @@ def _summary(plan: Plan, stack: Stack) -> str:
         "",
         f"  curl -si {url(gateway.main)}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
         "",
-        f"See what the index holds: warmroute index --redis-url {redacted(stack.redis_url)} --indexers {indexer}",
+        f"See what the index holds: warmroute index --redis-url {redacted(stack.redis_url)} --indexers {indexer} \\",
+        f"    --grpc-token-file {stack.token_file}",
         "",
     ]
     return "\n".join(lines)

@@ -12,6 +12,10 @@ class IndexerConfig(Section):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Port = Field(50051, description="gRPC port")
+    open: bool = Field(
+        False,
+        description="whether it starts without grpc.token_file and mutual TLS; whoever reaches it may then publish",
+    )
     admin_host: str = Field("127.0.0.1", description="address of the admin server")
     admin_port: Port = Field(8002, description="port of /healthz, /readyz, /metrics")
     parts: int = Field(

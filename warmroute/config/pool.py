@@ -139,7 +139,9 @@ class PoolConfig(Section):
         {}, description="tokens of media by kind; prompts with other media are keyed up to the first item"
     )
     engine: EngineName | None = Field(
-        None, description="the workers' engine, for the request fields it takes; as they say in Hello when left out"
+        None,
+        description="the workers' engine, for the request fields it takes and the paths that tenants may use, whatever "
+        "workers say; as they say in Hello when left out",
     )
     pinning: bool | None = Field(
         None,

@@ -61,6 +61,11 @@ class ServerSecurity:
         """For `grpc.aio.server`; empty without a token."""
         return (TokenInterceptor(self._tokens),) if self._tokens.configured else ()
 
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients must show a token or a certificate."""
+        return self._tokens.configured or self._config.tls_ca_file is not None
+
     def add_port(self, server: grpc.aio.Server, host: str, port: int) -> int:
         """Listen, with TLS where it is configured; returns the port. Raises RuntimeError when it cannot."""
         if self._pems.cert is None:

@@ -152,6 +152,7 @@ class Hello(_message.Message):
     FILES_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     SENDS_FILES_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of this protocol that the worker speaks; 1 today."""
     pool: _builtins.str
@@ -179,6 +180,10 @@ class Hello(_message.Message):
     """False for engines that publish no events: the worker is then routed in approximate mode."""
     sends_files: _builtins.bool
     """Whether the worker answers FilesWanted."""
+    instance: _builtins.bytes
+    """A random secret of 16 to 64 bytes that the worker's process draws at its start and shows to nobody else: while one
+    of its streams lives, others cannot say Hello for its worker_id and address. Empty from former releases.
+    """
     @_builtins.property
     def capacity(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierCapacity]:
         """How many index blocks each tier can hold; sizes the ledger's buckets."""
@@ -211,10 +216,11 @@ class Hello(_message.Message):
         files: _abc.Iterable[Global___ModelFile] | None = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
         sends_files: _builtins.bool = ...,
+        instance: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "capacity", b"capacity", "engine", b"engine", "engine_block_tokens", b"engine_block_tokens", "engine_version", b"engine_version", "epoch", b"epoch", "files", b"files", "format_version", b"format_version", "index_block_tokens", b"index_block_tokens", "model", b"model", "pool", b"pool", "pool_fingerprint", b"pool_fingerprint", "publishes_events", b"publishes_events", "sends_files", b"sends_files", "seq", b"seq", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "capacity", b"capacity", "engine", b"engine", "engine_block_tokens", b"engine_block_tokens", "engine_version", b"engine_version", "epoch", b"epoch", "files", b"files", "format_version", b"format_version", "index_block_tokens", b"index_block_tokens", "instance", b"instance", "model", b"model", "pool", b"pool", "pool_fingerprint", b"pool_fingerprint", "publishes_events", b"publishes_events", "sends_files", b"sends_files", "seq", b"seq", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -64,8 +64,9 @@ class IndexServiceServicer:
         Statuses: INVALID_ARGUMENT names the field that is wrong and must not be retried unchanged. FAILED_PRECONDITION:
         another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
         worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: this replica is ending; connect to
-        another. UNAUTHENTICATED: the shared token is missing or wrong. While the ledger is out of reach streams go on, and
-        begin: loads are taken, snapshots deferred. Files of Hello that the index lacks are asked for in between.
+        another. UNAUTHENTICATED: the shared token is missing or wrong. ALREADY_EXISTS: another live worker holds the
+        worker_id or the address. While the ledger is out of reach streams go on, and begin: loads are taken, snapshots
+        deferred. Files of Hello that the index lacks are asked for in between.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,8 +45,9 @@ class IndexServiceStub:
     Statuses: INVALID_ARGUMENT names the field that is wrong and must not be retried unchanged. FAILED_PRECONDITION:
     another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
     worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: this replica is ending; connect to
-    another. UNAUTHENTICATED: the shared token is missing or wrong. While the ledger is out of reach streams go on, and
-    begin: loads are taken, snapshots deferred. Files of Hello that the index lacks are asked for in between.
+    another. UNAUTHENTICATED: the shared token is missing or wrong. ALREADY_EXISTS: another live worker holds the
+    worker_id or the address. While the ledger is out of reach streams go on, and begin: loads are taken, snapshots
+    deferred. Files of Hello that the index lacks are asked for in between.
     """
     Loads: _grpc.UnaryStreamMultiCallable[_index_pb2.LoadsRequest, _index_pb2.LoadsResponse]
     """Loads streams the load of every worker that publishes to this replica, batched every 50 ms. The first response
@@ -68,8 +69,9 @@ class IndexServiceAsyncStub(IndexServiceStub):
     Statuses: INVALID_ARGUMENT names the field that is wrong and must not be retried unchanged. FAILED_PRECONDITION:
     another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
     worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: this replica is ending; connect to
-    another. UNAUTHENTICATED: the shared token is missing or wrong. While the ledger is out of reach streams go on, and
-    begin: loads are taken, snapshots deferred. Files of Hello that the index lacks are asked for in between.
+    another. UNAUTHENTICATED: the shared token is missing or wrong. ALREADY_EXISTS: another live worker holds the
+    worker_id or the address. While the ledger is out of reach streams go on, and begin: loads are taken, snapshots
+    deferred. Files of Hello that the index lacks are asked for in between.
     """
     Loads: _aio.UnaryStreamMultiCallable[_index_pb2.LoadsRequest, _index_pb2.LoadsResponse]  # type: ignore[assignment]
     """Loads streams the load of every worker that publishes to this replica, batched every 50 ms. The first response
@@ -94,8 +96,9 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         Statuses: INVALID_ARGUMENT names the field that is wrong and must not be retried unchanged. FAILED_PRECONDITION:
         another pool fingerprint or a superseded epoch; the message carries the remedy. ABORTED: another stream of this
         worker took over, or the ledger lost the worker; connect again. UNAVAILABLE: this replica is ending; connect to
-        another. UNAUTHENTICATED: the shared token is missing or wrong. While the ledger is out of reach streams go on, and
-        begin: loads are taken, snapshots deferred. Files of Hello that the index lacks are asked for in between.
+        another. UNAUTHENTICATED: the shared token is missing or wrong. ALREADY_EXISTS: another live worker holds the
+        worker_id or the address. While the ledger is out of reach streams go on, and begin: loads are taken, snapshots
+        deferred. Files of Hello that the index lacks are asked for in between.
         """
 
     @_abc_1.abstractmethod

@@ -39,6 +39,8 @@ BACKOFF_SECONDS: Final = (0.1, 1.0)
 REFUSED_SECONDS: Final = 5.0
 HANDOVER_SECONDS: Final = (0.1, 0.5)
 REFUSALS: Final = frozenset({"invalid_argument", "resource_exhausted", "unauthenticated"})
+INSTANCE: Final = secrets.token_bytes(32)
+"""This process's secret: it keeps others from saying Hello for the workers of this process while they live."""
 UINT32_MAX: Final = (1 << 32) - 1
 
 _CHANNEL_OPTIONS: Final = [
@@ -72,6 +74,7 @@ class Identity:
     adapters: tuple[str, ...] = ()
     files: ModelFiles = field(default_factory=ModelFiles)
     """What gateways need of the model's folder; without a tokenizer in it they cannot key its prompts."""
+    instance: bytes = field(default=INSTANCE, repr=False)
 
     @property
     def fingerprint(self) -> str:
@@ -262,6 +265,7 @@ class Publisher:
             publishes_events=identity.publishes_events,
             adapters=identity.adapters,
             sends_files=True,
+            instance=identity.instance,
         )
         if identity.host_capacity_keys:
             hello.capacity.add(tier=pb.TIER_HOST, keys=identity.host_capacity_keys)

@@ -49,9 +49,9 @@ class PoolCensus:
         self.space: KeySpace | None = None
         """What most workers key by; None where no worker keys with the gateway's own tokenizer."""
         self.engine: str | None = config.engine
-        """The engine that most workers name; the configured one, if any, where none names one."""
+        """The configured one, whatever workers say; the engine that most workers name where none is configured."""
         self.engines: frozenset[str] = frozenset()
-        """All engines that workers name; the configured one, if any, where none names one."""
+        """The configured one alone, whatever workers say, for what a tenant may ask hangs on it; else all they name."""
         self.adapters: frozenset[str] = frozenset()
         """Adapters that at least one worker serves."""
         self.worker_facts: list[WorkerFacts] = []
@@ -95,9 +95,9 @@ class PoolCensus:
         config = self._config
         self.worker_facts = [worker.facts for worker in self.workers.all if worker.facts is not None]
         self.approximate = sum([worker.approximate for worker in self.workers.all])
-        engines = Counter(facts.engine for facts in self.worker_facts)
-        self.engine = engines.most_common(1)[0][0] if engines else config.engine
-        self.engines = frozenset(engines or filter(None, [config.engine]))
+        engines = Counter([config.engine] if config.engine else [facts.engine for facts in self.worker_facts])
+        self.engine = engines.most_common(1)[0][0] if engines else None
+        self.engines = frozenset(engines)
         self.adapters = frozenset(adapter for facts in self.worker_facts for adapter in facts.adapters)
         self.space = self._key_space()
 

@@ -130,6 +130,20 @@ def test_one_worker_whose_engine_ignores_salts_closes_the_path_for_its_pool(tmp_
     run(scenario())
 
 
+def test_a_worker_that_claims_another_engine_opens_no_path_where_the_pools_is_configured(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            worker(replying(as_json(b"{}"))) as engine,
+            gate(engine.port, access=tenants(tmp_path), engine="sglang") as gateway,
+        ):
+            gateway.pool.hold("w0", [], engine="tensorrt-llm")  # which mixes nothing
+            for path in ("/v1/messages", *POOLS):
+                assert (await gateway.ask("POST", path, CHAT, bearer("a"))).status == 403, path
+            assert engine.requests == []
+
+    run(scenario())
+
+
 def test_a_response_is_shown_to_the_tenant_that_made_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (

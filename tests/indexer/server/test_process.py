@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
 import sys
 import time
 import urllib.error
@@ -13,9 +14,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 import grpc
 
+from tests.certificates import Authority
 from tests.indexer.support import Engine, engine, follower, hello, in_step, last_status, run, running
 from tests.ports import free_ports
 from tests.support import eventually
@@ -67,7 +70,7 @@ class Process:
 @asynccontextmanager
 async def process(redis_url: str, port: int, admin_port: int, *more: str) -> AsyncIterator[Process]:
     """`warmroute indexer` on these ports, ready."""
-    arguments = ["--port", port, "--admin-port", admin_port, "--redis-url", redis_url, "--log-level", "warning", *more]
+    arguments = ["--port", port, "--admin-port", admin_port, "--redis-url", redis_url, "--open", "true", *more]
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "warmroute", "indexer", *map(str, arguments), stdin=asyncio.subprocess.DEVNULL
     )
@@ -174,3 +177,44 @@ def test_a_large_snapshot_holds_up_nobody_else(redis_url: str) -> None:
                 assert all(not set(worker.reconnects()) for worker in engines)
 
     run(scenario())
+
+
+def refusal(redis_url: str, *more: str) -> tuple[int, str]:
+    """How `warmroute indexer` ends that does not start, and what it says."""
+    ports = [str(port) for port in free_ports(2)]
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "warmroute", "indexer", "--port", ports[0], "--admin-port", ports[1]),
+            *("--redis-url", redis_url, *more),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
+    return ended.returncode, ended.stderr
+
+
+def test_an_indexer_that_asks_nobody_for_anything_must_be_told_so(redis_url: str, tmp_path: Path) -> None:
+    code, said = refusal(redis_url)
+    assert code == 2
+    assert said.startswith("warmroute indexer: indexer.open: false is refused")
+    assert "grpc.token_file" in said
+    assert "indexer.open: true" in said
+    # TLS of the indexer alone says who it is, not who comes.
+    assert refusal(redis_url, *tls_flags(Authority(tmp_path / "ca"), mutual=False))[0] == 2
+
+
+def test_a_token_or_mutual_tls_is_enough(redis_url: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for more in (("--grpc-token", "0123456789abcdef"), tls_flags(Authority(tmp_path / "ca"), mutual=True)):
+            async with process(redis_url, *free_ports(2), "--open", "false", *more):
+                pass
+
+    run(scenario())
+
+
+def tls_flags(authority: Authority, *, mutual: bool) -> tuple[str, ...]:
+    cert, key = authority.sign("server")
+    own = ("--grpc-tls-cert-file", str(cert), "--grpc-tls-key-file", str(key))
+    return (*own, "--grpc-tls-ca-file", str(authority.ca)) if mutual else own

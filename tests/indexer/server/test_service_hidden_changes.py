@@ -16,6 +16,7 @@ from indexer.reader.mirror import Mirror
 from indexer.server.file_store import FileStore
 from indexer.server.file_transfers import FileTransfers
 from indexer.server.inflight import InflightGate
+from indexer.server.leases import Leases
 from indexer.server.load_board import LoadTable
 from indexer.server.metrics import IndexerMetrics
 from indexer.server.session import Session
@@ -148,7 +149,10 @@ def test_a_kick_is_not_undone_by_the_message_behind_it() -> None:
             async with asyncio.timeout(5) as end:
                 store = FileStore(connect(RedisConfig()), metrics, limit_bytes=1)
                 files = FileTransfers(store, metrics, enabled=True, ledger_up=lambda: True)
-                session = Session(lambda *_: None, LoadTable(), metrics, end, gate, files, ledger_up=lambda: True)
+                leases = Leases(connect(RedisConfig()), connect(RedisConfig()), metrics)
+                session = Session(
+                    lambda *_: None, LoadTable(), metrics, end, gate, files, leases, peer="", ledger_up=lambda: True
+                )
                 session.kick("by the test")
                 with pytest.raises(RefusedError, match="by the test"):
                     await session.answer(pb.PublishRequest(load=pb.Load()))

@@ -47,6 +47,8 @@ redis:
 {{- $pool := dict "name" .Values.pool.name "model" .Values.pool.model "policy" .Values.pool.policy -}}
 {{- if not (kindIs "invalid" .Values.pool.pinning) }}{{ $_ := set $pool "pinning" .Values.pool.pinning }}{{ end -}}
 {{- $_ := set $pool "kubernetes" $discovery -}}
+{{- /* What the pods run is known here; what they say of it is not taken. */ -}}
+{{- if ne .Values.pool.engine "external" }}{{ $_ := set $pool "engine" .Values.pool.engine }}{{ end -}}
 {{- /* Without it the gateway takes the files that the workers offer. */ -}}
 {{- if .Values.pool.modelFiles.volume }}{{ $_ := set $pool "model_path" (include "warmroute.modelPath" .) }}{{ end -}}
 {{- if .Values.pool.engineKey.existingSecret -}}

@@ -60,6 +60,15 @@ def test_the_configured_engine_stands_in_where_no_worker_names_one() -> None:
     assert (census.engine, census.engines) == ("vllm", {"vllm"})
 
 
+def test_the_configured_engine_wins_over_what_workers_say() -> None:
+    pool = Pool(("a", "b"), engine="vllm")
+    pool.hold("a", [], engine="tensorrt-llm")
+    pool.hold("b", [], engine="tensorrt-llm")
+    census = pool.router.census.current()
+    assert (census.engine, census.engines) == ("vllm", {"vllm"})
+    assert [facts.engine for facts in census.worker_facts] == ["tensorrt-llm"] * 2
+
+
 def test_warnings_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     pool = Pool(("a",))
     for number in range(2 * WARNINGS):
