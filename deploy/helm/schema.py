@@ -44,6 +44,8 @@ SECTIONS: dict[str, tuple[type[BaseModel], dict[str, str]]] = {
             "drain_seconds": "gateway.drainSeconds",
             "tls_cert_file": "gateway.tls",
             "tls_key_file": "gateway.tls",
+            "admin_token": "gateway.adminToken",
+            "admin_token_file": "gateway.adminToken",
         },
     ),
     "poolConfig": (
@@ -58,7 +60,7 @@ SECTIONS: dict[str, tuple[type[BaseModel], dict[str, str]]] = {
             "kubernetes": "the release's workers, or pool.external",
         },
     ),
-    "indexerConfig": (IndexerConfig, LISTENING),
+    "indexerConfig": (IndexerConfig, LISTENING | {"open": "grpc.open"}),
     "workerConfig": (WorkerConfig, LISTENING | WORKER),
     "agentConfig": (
         AgentConfig,

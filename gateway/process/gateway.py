@@ -49,6 +49,7 @@ from warmroute.config.redis import RedisConfig
 from warmroute.config.tenants import TenantsConfig
 from warmroute.process.addresses import address
 from warmroute.process.admin import AdminServer
+from warmroute.process.bearer_tokens import Tokens
 from warmroute.process.descriptors import raise_limit
 from warmroute.process.lifecycle import StartupError, cannot_listen, freeze_garbage, until_signal
 from warmroute.redis.client import Client, connect
@@ -130,6 +131,7 @@ class Gateway:
             self.readiness,
             before_scrape=self._set_gauges,
             body_limit_bytes=config.body_limit_bytes,
+            tokens=Tokens("gateway.admin_token", config.admin_token, config.admin_token_file),
         )
         add_routes(self.admin.app, Explainer(app), app.decisions)
         self._discoveries: list[KubernetesDiscovery] = []

@@ -19,6 +19,7 @@ from typing import Final
 
 from gateway.process.processes_admin import ProcessesAdmin
 from warmroute.config.gateway import GatewayConfig
+from warmroute.process.bearer_tokens import Tokens
 from warmroute.process.lifecycle import StartupError, cannot_listen, until_signal
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,8 @@ async def supervise(config: GatewayConfig, entry: Entry) -> None:
     with tempfile.TemporaryDirectory(prefix="warmroute-") as folder:
         processes = Processes(entry, config.processes, Path(folder))
         sockets = [processes.socket(number) for number in range(config.processes)]
-        admin = ProcessesAdmin(sockets, body_limit_bytes=config.body_limit_bytes)
+        tokens = Tokens("gateway.admin_token", config.admin_token, config.admin_token_file)
+        admin = ProcessesAdmin(sockets, body_limit_bytes=config.body_limit_bytes, tokens=tokens)
         drain = partial(processes.drain, config.unready_seconds + config.drain_seconds)
         try:
             try:

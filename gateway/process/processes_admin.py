@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from gateway.admin.routes import EXPLAIN_SECONDS, read_limit, refusal, refused_coding
 from warmroute.process.admin import BODY_LIMIT_BYTES, AdminSite
+from warmroute.process.bearer_tokens import Tokens
 
 TIMEOUT_SECONDS: Final = 2.0
 HOP_HEADERS: Final = frozenset({"host", "connection", "content-length", "transfer-encoding", "expect"})
@@ -26,9 +27,11 @@ HOP_HEADERS: Final = frozenset({"host", "connection", "content-length", "transfe
 class ProcessesAdmin(AdminSite):
     """Asks every process at each request; one that does not answer within 2 s is not ready, and has no metrics."""
 
-    def __init__(self, sockets: Sequence[Path], *, body_limit_bytes: int = BODY_LIMIT_BYTES) -> None:
-        """`sockets`: of the processes' admin servers, in order of their numbers."""
-        super().__init__(body_limit_bytes=body_limit_bytes)
+    def __init__(
+        self, sockets: Sequence[Path], *, body_limit_bytes: int = BODY_LIMIT_BYTES, tokens: Tokens | None = None
+    ) -> None:
+        """`sockets`: of the processes' admin servers, in order of their numbers; they ask for the same tokens."""
+        super().__init__(body_limit_bytes=body_limit_bytes, tokens=tokens)
         self._sockets = sockets
         self.app.router.add_post("/explain", self._explain)
         self.app.router.add_get("/decisions", self._decisions)
@@ -67,14 +70,15 @@ class ProcessesAdmin(AdminSite):
         except ValueError as error:
             return refusal(400, str(error), param="limit")
         decisions = []
-        for number, (status, answer) in enumerate(await self._ask_all(str(request.rel_url))):
+        shown = {name: value for name, value in request.headers.items() if name.lower() == "authorization"}
+        for number, (status, answer) in enumerate(await self._ask_all(str(request.rel_url), shown)):
             if status == 200:
                 decisions += [{**each, "process": number} for each in orjson.loads(answer)["decisions"]]
         decisions.sort(key=itemgetter("time"), reverse=True)
         return web.json_response({"decisions": decisions[:limit]})
 
-    async def _ask_all(self, path: str) -> list[tuple[int, str]]:
-        return await asyncio.gather(*(_ask(socket, path) for socket in self._sockets))
+    async def _ask_all(self, path: str, headers: Mapping[str, str] | None = None) -> list[tuple[int, str]]:
+        return await asyncio.gather(*(_ask(socket, path, headers=headers) for socket in self._sockets))
 
 
 async def _ask(

@@ -18,6 +18,7 @@ from warmroute.cli.explain_table import explanation_text
 from warmroute.cli.input_file import read_input
 from warmroute.config.explain import ExplainConfig
 from warmroute.config.model import Config
+from warmroute.process.bearer_tokens import Tokens
 from warmroute.process.lifecycle import StartupError
 
 TIMEOUT_SECONDS: Final = 15.0
@@ -56,7 +57,8 @@ def ask(config: ExplainConfig, body: bytes, headers: Mapping[str, str]) -> dict[
     """The gateway's answer. Raises StartupError."""
     query = {"path": config.path} | ({} if config.tenant is None else {"tenant": config.tenant})
     url = f"{config.url.rstrip('/')}/explain?{urllib.parse.urlencode(query)}"
-    sent = {"content-type": "application/json", **headers}
+    # The gateway's answer hangs on no key of the client's: --tenant says whose request it is.
+    sent = {"content-type": "application/json", **headers, **_authorization(config)}
     asked = urllib.request.Request(url, body, sent)  # noqa: S310 - http or https, by the setting's check
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -77,12 +79,22 @@ def ask(config: ExplainConfig, body: bytes, headers: Mapping[str, str]) -> dict[
     return explanation
 
 
+def _authorization(config: ExplainConfig) -> dict[str, str]:
+    tokens = Tokens("explain.token", config.token, config.token_file).read()
+    return {"authorization": f"Bearer {tokens[0].decode()}"} if tokens else {}
+
+
 def _refused(config: ExplainConfig, status: int, answer: bytes) -> StartupError:
     try:
         error = orjson.loads(answer)["error"]
         message, code = str(error["message"]), error.get("code")
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         return _no_gateway(config, f"it answers {status}")
+    if code == "invalid_admin_token":
+        return StartupError(
+            f"explain.token_file: {config.url} asks for its admin token: give --token-file, or set "
+            "WARMROUTE_EXPLAIN_TOKEN_FILE"
+        )
     if code == "not_found":
         return _no_gateway(config, "it has no /explain, as a gateway's public port")
     return StartupError(f"the gateway would answer {status}: {message}" if status < 500 else message)

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from warmroute.config.pool import PoolConfig
+from warmroute.config.secret import Secret
 from warmroute.config.setting_types import HostPort, Port, Section
 
 
@@ -37,6 +38,14 @@ class GatewayConfig(Section):
     )
     admin_host: str = Field("127.0.0.1", description="address of the admin server")
     admin_port: Port = Field(8001, description="port of /healthz, /readyz, /metrics, /explain, /decisions")
+    admin_token: Secret = Field(
+        None, repr=False, description="token that the admin port asks for; better given as a file"
+    )
+    admin_token_file: Path | None = Field(
+        None,
+        description="file with the token that the admin port asks for, any line of it, on all paths but /healthz, "
+        "/readyz and /metrics; nothing is asked for when left out",
+    )
     indexers: tuple[HostPort, ...] = Field(
         ("127.0.0.1:50051",), description="host:port of the indexer; a name may resolve to many replicas"
     )

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from warmroute.process.bearer_tokens import Tokens
+
 BODY_LIMIT_BYTES: Final = 65_536
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+"""What probes and scrapes ask; it tells of no prompt."""
 Readiness = Callable[[], tuple[bool, dict[str, Any]]]
 """Says whether the part can do its work, and why, as JSON."""
 
@@ -18,8 +23,10 @@ Readiness = Callable[[], tuple[bool, dict[str, Any]]]
 class AdminSite(ABC):
     """aiohttp on a port of its own, so that probes and scrapes never share the data path's connections."""
 
-    def __init__(self, *, body_limit_bytes: int = BODY_LIMIT_BYTES) -> None:
-        self.app = web.Application(client_max_size=body_limit_bytes)
+    def __init__(self, *, body_limit_bytes: int = BODY_LIMIT_BYTES, tokens: Tokens | None = None) -> None:
+        """`tokens`: asked for on all paths but OPEN_PATHS, where any are configured."""
+        middlewares = [_guard(tokens)] if tokens is not None and tokens.configured else []
+        self.app = web.Application(client_max_size=body_limit_bytes, middlewares=middlewares)
         self.app.router.add_get("/healthz", self._healthz)
         self.app.router.add_get("/readyz", self._readyz)
         self.app.router.add_get("/metrics", self._metrics)
@@ -71,6 +78,20 @@ class AdminSite(ABC):
         """What /metrics shows."""
 
 
+def _guard(tokens: Tokens) -> Middleware:
+    """Before routing: who has no token learns not even which paths there are."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in OPEN_PATHS or tokens.match(request.headers.get("authorization")):
+            return await handler(request)
+        message = "authorization: the admin token is missing or wrong; send Authorization: Bearer TOKEN"
+        error = {"message": message, "type": "authentication_error", "param": None, "code": "invalid_admin_token"}
+        return web.json_response({"error": error}, status=401, headers={"www-authenticate": "Bearer"})
+
+    return guard
+
+
 class AdminServer(AdminSite):
     """Of one process."""
 
@@ -81,9 +102,10 @@ class AdminServer(AdminSite):
         *,
         before_scrape: Callable[[], None] | None = None,
         body_limit_bytes: int = BODY_LIMIT_BYTES,
+        tokens: Tokens | None = None,
     ) -> None:
         """`before_scrape` sets gauges that are not worth keeping current all the time."""
-        super().__init__(body_limit_bytes=body_limit_bytes)
+        super().__init__(body_limit_bytes=body_limit_bytes, tokens=tokens)
         self._before_scrape = before_scrape
         self._registry = registry
         self._ready = ready

@@ -18,8 +18,9 @@ import grpc
 
 from warmroute.config.grpc import GrpcConfig
 from warmroute.process.addresses import address
+from warmroute.process.bearer_tokens import Tokens
 from warmroute.process.watched_files import SecurityError, file_stamp, read_file
-from warmroute.rpc.tokens import TokenInterceptor, Tokens
+from warmroute.rpc.tokens import TokenInterceptor
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class ServerSecurity:
                 "certificate of its own; set grpc.tls_cert_file and grpc.tls_key_file"
             )
         self._config = config
-        self._tokens = Tokens(config)
+        self._tokens = Tokens("grpc.token", config.token, config.token_file)
         self._pems = _read_pems(config)
         self._stamp = _stamp(config)
 
@@ -115,7 +116,7 @@ class ClientSecurity:
                 "the CA that signs the indexer's; set grpc.tls_ca_file"
             )
         self._config = config
-        self._tokens = Tokens(config)
+        self._tokens = Tokens("grpc.token", config.token, config.token_file)
         _read_pems(config)
 
     def channel(self, target: str, *, name: str = "", options: ChannelOptions = ()) -> grpc.aio.Channel:
