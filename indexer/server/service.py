@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 import warmroute
 from indexer.layout import POOLS_KEY
@@ -300,7 +300,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         for pairs in held.values():
             try:
                 lost = await self._leases.keep([lease for _, lease in pairs])
-            except RedisError:
+            except ResponseError:  # of what the script may not do; that Redis is away is the caller's to see
                 self._metrics.ledger_errors.labels("lease").inc()
                 continue
             for position in lost:

@@ -83,6 +83,12 @@ VALUE_SETS: dict[str, Document] = {
         "gateway": {"tls": {"existingSecret": "public"}, "config": {"processes": 2}},
         "pool": {"engine": "vllm", "server": {"model": "Qwen/Qwen3-8B"}, "engineKey": {"existingSecret": "engines"}},
     },
+    "closed": {
+        "networkPolicy": {"enabled": True, "monitoring": [{"namespaceSelector": {}}], "clients": [{"podSelector": {}}]},
+        "gateway": {"adminToken": {"existingSecret": "admin"}},
+        "grpc": {"token": {"existingSecret": "index"}},
+    },
+    "open": {"grpc": {"open": True}},
     "single": {"gateway": {"replicas": 1}, "indexer": {"replicas": 1}, "pool": {"replicas": 1, "drainSeconds": 0}},
 }
 every_value_set = pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())

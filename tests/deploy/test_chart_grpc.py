@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import PurePosixPath
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path, PurePosixPath
+from threading import Thread
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.deploy.test_chart import pod_specs
+from tests.deploy.test_chart import config_of, of_kind, pod_specs
 from warmroute.config.grpc import GrpcConfig
+from warmroute.process.bearer_tokens import Tokens
 
 Document = dict[str, Any]
 Manifests = Callable[..., list[Document]]
@@ -54,9 +61,106 @@ def test_the_agent_beside_vllm_gets_them_and_vllm_does_not(manifests: Manifests)
     assert "grpc" not in mounts["vllm"]
 
 
+def token_of(part: str, documents: list[Document]) -> tuple[str, str] | None:
+    """Secret and key of the token that a part is given."""
+    for volume in pod_specs(documents)[part]["spec"]["volumes"]:
+        if volume["name"] == "grpc":
+            for source in volume["projected"]["sources"]:
+                for item in source["secret"]["items"]:
+                    if item["path"] == "token":
+                        return source["secret"]["name"], item["key"]
+    return None
+
+
 @pytest.mark.parametrize("part", PARTS)
-def test_without_secrets_nothing_is_mounted(part: str, manifests: Manifests) -> None:
-    spec = pod_specs(manifests())[part]["spec"]
+def test_open_said_aloud_mounts_nothing(part: str, manifests: Manifests) -> None:
+    documents = manifests({"grpc": {"open": True}})
+    spec = pod_specs(documents)[part]["spec"]
     (container,) = spec["containers"]
     assert not any(entry["name"].startswith("WARMROUTE_GRPC_") for entry in container.get("env", []))
     assert "grpc" not in {volume["name"] for volume in spec["volumes"]}
+    assert of_kind(documents, "Secret") == {}
+    assert config_of(documents).indexer.open
+
+
+def test_without_values_all_parts_share_a_token_of_the_charts(manifests: Manifests) -> None:
+    documents = manifests()
+    (secret,) = of_kind(documents, "Secret").values()
+    assert {token_of(part, documents) for part in PARTS} == {(secret["metadata"]["name"], "token")}
+    token = b64decode(secret["data"]["token"]).decode()
+    assert len(token) >= 32
+    assert Tokens("grpc.token", token, None).match(f"Bearer {token}")
+    assert not config_of(documents).indexer.open
+    (again,) = of_kind(manifests(), "Secret").values()
+    assert again["data"]["token"] != secret["data"]["token"]
+
+
+@pytest.mark.parametrize("grpc", [{"token": {"existingSecret": "mine", "key": "k"}}, {"tls": {"existingSecret": "t"}}])
+def test_no_token_is_drawn_where_something_else_is_asked_for(grpc: Document, manifests: Manifests) -> None:
+    documents = manifests({"grpc": grpc})
+    assert of_kind(documents, "Secret") == {}
+    assert token_of("indexer", documents) == (("mine", "k") if "token" in grpc else None)
+    assert not config_of(documents).indexer.open
+
+
+@pytest.mark.parametrize("grpc", [{"token": {"existingSecret": "mine"}}, {"tls": {"existingSecret": "t"}}])
+def test_open_and_closed_at_once_is_refused(grpc: Document, template: Callable[..., Any]) -> None:
+    result = template({"grpc": {"open": True, **grpc}})
+    assert result.returncode != 0
+    assert "grpc.open is true" in result.stderr
+
+
+def test_an_upgrade_keeps_the_token(chart: Path, helm: Callable[..., Any], tmp_path: Path) -> None:
+    """helm has no cluster here: an API server of the test's own answers its look-up."""
+    kept = b64encode(b"the-token-of-the-first-install").decode()
+    with api_server({"warm-warmroute-grpc-token": {"token": kept}}, tmp_path) as kubeconfig:
+        command = ("template", "warm", str(chart), "--namespace", "llm", "--dry-run=server", "--kubeconfig", kubeconfig)
+        result = helm(*command, "--show-only", "templates/grpc-token.yaml", "--disable-openapi-validation")
+        assert result.returncode == 0, result.stderr
+        assert yaml.safe_load(result.stdout)["data"]["token"] == kept
+
+
+@contextmanager
+def api_server(secrets: dict[str, dict[str, str]], folder: Path) -> Iterator[str]:
+    """What helm asks of Kubernetes for a look-up of Secrets; yields the kubeconfig."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            answer: dict[str, Any] | None = None
+            if path == "/version":
+                answer = {"major": "1", "minor": "31", "gitVersion": "v1.31.0"}
+            elif path == "/api":
+                answer = {"kind": "APIVersions", "versions": ["v1"]}
+            elif path == "/apis":
+                answer = {"kind": "APIGroupList", "apiVersion": "v1", "groups": []}
+            elif path == "/api/v1":
+                names = {"name": "secrets", "singularName": "secret", "namespaced": True, "kind": "Secret"}
+                resources = [{**names, "verbs": ["get", "list"]}]
+                answer = {"kind": "APIResourceList", "groupVersion": "v1", "resources": resources}
+            elif (data := secrets.get(path.rpartition("/")[2])) is not None:
+                answer = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": path.rpartition("/")[2]}}
+                answer["data"] = data
+            missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+            self.send_response(404 if answer is None else 200)
+            self.send_header("content-type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(answer or missing).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
+        context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+        file = folder / "kubeconfig"
+        config = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "contexts": [context]}
+        file.write_text(yaml.safe_dump({**config, "users": [{"name": "u", "user": {}}], "current-context": "c"}))
+        yield str(file)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -268,7 +268,8 @@ def test_a_second_stream_takes_the_worker_over(redis_url: str) -> None:
             async with running(worker.publisher.run()):
                 await eventually(lambda: worker.count("snapshots"))
                 capacity = [pb.TierCapacity(tier=pb.TIER_DEVICE, keys=worker.publisher.identity.capacity_keys)]
-                who = pb.PublishRequest(hello=hello(epoch=worker.publisher.state.epoch, capacity=capacity))
+                facts = {"epoch": worker.publisher.state.epoch, "instance": worker.publisher.identity.instance}
+                who = pb.PublishRequest(hello=hello(capacity=capacity, **facts))
                 async with grpc.aio.insecure_channel(index.address) as channel:
                     thief = index_pb2_grpc.IndexServiceStub(channel).Publish()
                     await thief.write(who)

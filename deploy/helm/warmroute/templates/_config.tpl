@@ -65,6 +65,7 @@ redis:
 
 {{- define "warmroute.config.indexer" -}}
 {{- $section := dict "host" "0.0.0.0" "port" 50051 "admin_host" "0.0.0.0" "admin_port" 8002 -}}
+{{- if .Values.grpc.open }}{{ $_ := set $section "open" true }}{{ end -}}
 {{- toYaml (dict "indexer" (mergeOverwrite (deepCopy .Values.indexer.config) $section)) -}}
 {{- end -}}
 

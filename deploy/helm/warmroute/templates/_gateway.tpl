@@ -1,5 +1,6 @@
 {{/*
-Files of gateways alone, from Secrets that may change while they run: the public port's certificate, the engines' key;
+Files of gateways alone, from Secrets that may change while they run: the public port's certificate, the admin port's token,
+the engines' key;
 and volumes of the user's, for settings that name files.
 */}}
 {{- define "warmroute.gatewayEnv" -}}
@@ -7,9 +8,15 @@ and volumes of the user's, for settings that name files.
 - {name: WARMROUTE_GATEWAY_TLS_CERT_FILE, value: /etc/warmroute-tls/tls.crt}
 - {name: WARMROUTE_GATEWAY_TLS_KEY_FILE, value: /etc/warmroute-tls/tls.key}
 {{- end }}
+{{- if .Values.gateway.adminToken.existingSecret }}
+- {name: WARMROUTE_GATEWAY_ADMIN_TOKEN_FILE, value: /etc/warmroute-admin/token}
+{{- end }}
 {{- end -}}
 
 {{- define "warmroute.gatewayMounts" -}}
+{{- if .Values.gateway.adminToken.existingSecret }}
+- {name: admin-token, mountPath: /etc/warmroute-admin, readOnly: true}
+{{- end }}
 {{- if .Values.gateway.tls.existingSecret }}
 - {name: tls, mountPath: /etc/warmroute-tls, readOnly: true}
 {{- end }}
@@ -28,6 +35,15 @@ and volumes of the user's, for settings that name files.
     secretName: {{ . }}
     defaultMode: 0440
     items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
+{{- end }}
+{{- with .Values.gateway.adminToken }}
+{{- if .existingSecret }}
+- name: admin-token
+  secret:
+    secretName: {{ .existingSecret }}
+    defaultMode: 0440
+    items: [{key: {{ .key }}, path: token}]
+{{- end }}
 {{- end }}
 {{- with include "warmroute.engineKeyVolume" . }}
 {{ . }}

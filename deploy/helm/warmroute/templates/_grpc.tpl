@@ -2,6 +2,26 @@
 TLS and the shared token between the indexer and its workers and gateways: files from Secrets, which may change while
 the parts run. The same for all parts, as one `grpc` section is.
 */}}
+{{/* The Secret with the token: the user's, or else the chart's own, unless something else is asked for. */}}
+{{- define "warmroute.tokenSecret" -}}
+{{- with .Values.grpc -}}
+{{- if and .open (or .token.existingSecret .tls.existingSecret) -}}
+{{- fail "grpc.open is true: it is for an indexer that asks for nothing; leave it out, or grpc.tls and grpc.token" -}}
+{{- end -}}
+{{- if .token.existingSecret -}}
+{{- .token.existingSecret -}}
+{{- else if not (or .open .tls.existingSecret) -}}
+{{- include "warmroute.fullname" $ -}}-grpc-token
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The token of the chart's own: as it is in the cluster, drawn where it is not there. */}}
+{{- define "warmroute.ownToken" -}}
+{{- $known := lookup "v1" "Secret" .Release.Namespace (printf "%s-grpc-token" (include "warmroute.fullname" .)) -}}
+{{- dig "data" "token" (randAlphaNum 48 | b64enc) (default dict $known) -}}
+{{- end -}}
+
 {{- define "warmroute.grpcEnv" -}}
 {{- if .Values.grpc.tls.existingSecret }}
 - {name: WARMROUTE_GRPC_TLS_CA_FILE, value: /etc/warmroute-grpc/ca.crt}
@@ -11,13 +31,14 @@ the parts run. The same for all parts, as one `grpc` section is.
 {{- if .Values.grpc.tls.serverName }}
 - {name: WARMROUTE_GRPC_TLS_SERVER_NAME, value: {{ .Values.grpc.tls.serverName | quote }}}
 {{- end }}
-{{- if .Values.grpc.token.existingSecret }}
+{{- if include "warmroute.tokenSecret" . }}
 - {name: WARMROUTE_GRPC_TOKEN_FILE, value: /etc/warmroute-grpc/token}
 {{- end }}
 {{- end -}}
 
 {{- define "warmroute.grpcVolume" -}}
-{{- if or .Values.grpc.tls.existingSecret .Values.grpc.token.existingSecret -}}
+{{- $token := include "warmroute.tokenSecret" . -}}
+{{- if or .Values.grpc.tls.existingSecret $token -}}
 - name: grpc
   projected:
     defaultMode: 0440
@@ -27,10 +48,10 @@ the parts run. The same for all parts, as one `grpc` section is.
           name: {{ .Values.grpc.tls.existingSecret }}
           items: [{key: ca.crt, path: ca.crt}, {key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
       {{- end }}
-      {{- if .Values.grpc.token.existingSecret }}
+      {{- if $token }}
       - secret:
-          name: {{ .Values.grpc.token.existingSecret }}
-          items: [{key: {{ .Values.grpc.token.key }}, path: token}]
+          name: {{ $token }}
+          items: [{key: {{ empty .Values.grpc.token.existingSecret | ternary "token" .Values.grpc.token.key }}, path: token}]
       {{- end }}
 {{- end -}}
 {{- end -}}
