@@ -48,5 +48,5 @@ def test_gateway_and_agent_show_the_key_that_vllm_asks_for(manifests: Manifests)
 def test_by_default_there_is_neither(manifests: Manifests) -> None:
     documents = manifests()
     spec = pod_specs(documents)["gateway"]["spec"]
-    assert {volume["name"] for volume in spec["volumes"]} == {"config", "tmp"}
+    assert {volume["name"] for volume in spec["volumes"]} == {"config", "tmp", "grpc"}
     assert config_of(documents).gateway.pools[0].upstream_key_file is None

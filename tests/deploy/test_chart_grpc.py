@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,37 +111,62 @@ def test_open_and_closed_at_once_is_refused(grpc: Document, template: Callable[.
     assert "grpc.open is true" in result.stderr
 
 
-def test_an_upgrade_keeps_the_token(chart: Path, helm: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_upgrade_keeps_the_token(
+    chart: Path, helm: Callable[..., Any], manifests: Manifests, tmp_path: Path
+) -> None:
     """helm has no cluster here: an API server of the test's own answers its look-up."""
     kept = b64encode(b"the-token-of-the-first-install").decode()
-    with api_server({"warm-warmroute-grpc-token": {"token": kept}}, tmp_path) as kubeconfig:
+    kinds = {(document["apiVersion"], document["kind"]) for document in manifests()}
+    with api_server(kinds, {"warm-warmroute-grpc-token": {"token": kept}}, tmp_path) as kubeconfig:
         command = ("template", "warm", str(chart), "--namespace", "llm", "--dry-run=server", "--kubeconfig", kubeconfig)
         result = helm(*command, "--show-only", "templates/grpc-token.yaml", "--disable-openapi-validation")
         assert result.returncode == 0, result.stderr
         assert yaml.safe_load(result.stdout)["data"]["token"] == kept
 
 
+def group_of(version: str) -> Document:
+    here = {"groupVersion": version, "version": version.rpartition("/")[2]}
+    return {"name": version.partition("/")[0], "versions": [here], "preferredVersion": here}
+
+
+def resources_of(version: str, kinds: set[tuple[str, str]]) -> Document:
+    names = [kind for of, kind in sorted(kinds) if of == version]
+    resources = [
+        {
+            "name": re.sub("ys$", "ies", f"{kind.lower()}s"),
+            "singularName": kind.lower(),
+            "namespaced": True,
+            "kind": kind,
+            "verbs": ["get", "list"],
+        }
+        for kind in names
+    ]
+    return {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
+
+
 @contextmanager
-def api_server(secrets: dict[str, dict[str, str]], folder: Path) -> Iterator[str]:
-    """What helm asks of Kubernetes for a look-up of Secrets; yields the kubeconfig."""
+def api_server(kinds: set[tuple[str, str]], secrets: dict[str, dict[str, str]], folder: Path) -> Iterator[str]:
+    """What helm asks of Kubernetes for a look-up of Secrets, in a cluster that knows these kinds; yields the
+    kubeconfig."""
+    groups = sorted({version for version, _ in kinds if "/" in version})
+    roots: dict[str, dict[str, Any]] = {
+        "/version": {"major": "1", "minor": "31", "gitVersion": "v1.31.0"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group_of(version) for version in groups]},
+        "/api/v1": resources_of("v1", kinds),
+        **{f"/apis/{version}": resources_of(version, kinds) for version in groups},
+    }
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
-            answer: dict[str, Any] | None = None
-            if path == "/version":
-                answer = {"major": "1", "minor": "31", "gitVersion": "v1.31.0"}
-            elif path == "/api":
-                answer = {"kind": "APIVersions", "versions": ["v1"]}
-            elif path == "/apis":
-                answer = {"kind": "APIGroupList", "apiVersion": "v1", "groups": []}
-            elif path == "/api/v1":
-                names = {"name": "secrets", "singularName": "secret", "namespaced": True, "kind": "Secret"}
-                resources = [{**names, "verbs": ["get", "list"]}]
-                answer = {"kind": "APIResourceList", "groupVersion": "v1", "resources": resources}
-            elif (data := secrets.get(path.rpartition("/")[2])) is not None:
-                answer = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": path.rpartition("/")[2]}}
-                answer["data"] = data
+            name = path.rpartition("/")[2]
+            answer = roots.get(path)
+            if answer is None and path.startswith("/api/v1/namespaces/llm/secrets/") and name in secrets:
+                release = {"meta.helm.sh/release-name": "warm", "meta.helm.sh/release-namespace": "llm"}
+                owner = {"labels": {"app.kubernetes.io/managed-by": "Helm"}, "annotations": release}
+                answer = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, **owner}}
+                answer["data"] = secrets[name]
             missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
             self.send_response(404 if answer is None else 200)
             self.send_header("content-type", "application/json")

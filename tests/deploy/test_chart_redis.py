@@ -63,5 +63,5 @@ def test_without_them_nothing_is_mounted(manifests: Callable[..., list[Document]
             spec = pod_specs(documents)[part]["spec"]
             assert "redis" not in {volume["name"] for volume in spec["volumes"]}
             assert "redis" not in {mount["name"] for mount in spec["containers"][0]["volumeMounts"]}
-    (secret,) = of_kind(manifests(external), "Secret").values()
+    secret = of_kind(manifests(external), "Secret")["warm-warmroute-redis-url"]
     assert secret["stringData"]["url"] == "redis+cluster://a:6379"
