@@ -18,7 +18,7 @@ ALLOWED = {
     "deploy/test_dashboard.py": 7,  # of prometheus_client
     "gateway/discovery/test_health.py": 1,
     "gateway/discovery/test_load_reports.py": 3,
-    "gateway/discovery/test_peer_exchange.py": 2,
+    "gateway/discovery/test_peer_channel.py": 2,
     "gateway/http/test_connection_deadlines.py": 1,
     "gateway/http/test_deadlines.py": 1,
     "gateway/http/test_log_writer.py": 1,

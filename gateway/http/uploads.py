@@ -60,6 +60,11 @@ class Uploads:
         self.bytes = 0
         self._shares: dict[str, _Share] = {}
 
+    @property
+    def clients(self) -> int:
+        """Clients that hold anything."""
+        return len(self._shares)
+
     def hold(self, holding: Holding, client: str, size: int, *, arriving: bool) -> None:
         """The connection holds `size` bytes now, for this client; never refused."""
         if size == holding.bytes and client == holding.client:

@@ -239,10 +239,14 @@ class Cluster:
             assert worker.publisher.state.held("device") == worker.publisher._blocks.held()
             assert len(worker.publisher.state.held("device")) == len(self.held[number])
         assert not any(task.done() for task in self.tasks)
+        await eventually(self.swept, within=within, what="the mirrors forget the workers that are gone")
+
+    def swept(self) -> bool:
+        """Whether no mirror knows more workers than there are; those that left may be told of a moment later."""
         for mirror in self.mirrors:
             while mirror.mirror.sweep():
                 pass
-            assert len(mirror.mirror._positions) <= len(self.engines)
+        return all(len(mirror.mirror._positions) <= len(self.engines) for mirror in self.mirrors)
 
 
 @asynccontextmanager

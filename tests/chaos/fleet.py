@@ -188,12 +188,16 @@ async def fleet(redis_url: str, folder: Path, draw: random.Random, engines: int 
         for engine in all_engines:
             stack.push_async_callback(engine.kill)
             await engine.start()
-        victim = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "warmroute", "gateway", "--config", str(path)),
-            stderr=asyncio.subprocess.DEVNULL,
-            env={name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")},
+        # Shielded: a start that is broken off would leave the process to nobody.
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "warmroute", "gateway", "--config", str(path)),
+                stderr=asyncio.subprocess.DEVNULL,
+                env={name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")},
+            )
         )
-        stack.push_async_callback(ended, victim)
+        stack.push_async_callback(ended, starting)
+        victim = await asyncio.shield(starting)
         redis, peers_redis = [await stack.enter_async_context(redis_client(redis_url)) for _ in range(2)]
         settings = GatewayConfig.model_validate({**section, "port": 0})
         survivor = Gateway(settings, redis, peers_redis=peers_redis, name="survivor")
@@ -207,8 +211,9 @@ async def fleet(redis_url: str, folder: Path, draw: random.Random, engines: int 
         yield made
 
 
-async def ended(process: asyncio.subprocess.Process) -> None:
+async def ended(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
     """Kill it, if it runs."""
+    process = await starting
     if process.returncode is None:
         process.kill()
     await process.wait()

@@ -53,7 +53,7 @@ async def gateway(**fields: Any) -> AsyncIterator[tuple[Gateway, Ask]]:
         gate = Gateway(GatewayConfig(port=0, indexers=[f"127.0.0.1:{nothing}"], pools=pools, **fields), redis)
         try:
             await gate.server.start()
-            port = await gate.admin.start("127.0.0.1", 0)
+            port = await gate.admin.start("127.0.0.1", fields.get("admin_port", 0))
 
             async def ask(
                 path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None

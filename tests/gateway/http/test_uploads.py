@@ -262,7 +262,7 @@ def test_the_bounds_hold_as_long_as_anything_can_give_way(steps: list[tuple[int,
         assert held[name] <= 70 or not waiting[name]
     for holding in holdings:
         uploads.hold(holding, holding.client, 0, arriving=False)
-    assert (uploads.bytes, uploads._shares) == (0, {})
+    assert (uploads.bytes, uploads.clients) == (0, 0)
 
 
 def test_the_settings() -> None:

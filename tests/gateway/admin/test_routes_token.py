@@ -12,6 +12,7 @@ from tests.gateway.admin.test_routes import BODY, gateway
 from tests.gateway.http.support import run
 from tests.gateway.process.test_processes import children, fetch, healthy_then, reply, worker
 from tests.gateway.process.test_processes import gateway as several
+from tests.ports import free_ports
 from warmroute.cli.main import main
 from warmroute.process.watched_files import SecurityError
 
@@ -88,8 +89,8 @@ def test_the_command_shows_the_token_and_says_where_to_put_it(
     file.write_text(f"{OLD}\n")
 
     async def scenario() -> None:
-        async with gateway(admin_token=OLD) as (gate, _):
-            port = gate.admin._runner.addresses[0][1]
+        (port,) = free_ports(1)
+        async with gateway(admin_token=OLD, admin_port=port):
             command = ["explain", str(request), "--json", "--url", f"http://127.0.0.1:{port}"]
             assert await asyncio.to_thread(main, command) == 2
             said = capsys.readouterr().err

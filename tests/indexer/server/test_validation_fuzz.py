@@ -144,6 +144,6 @@ def test_an_indexer_answers_damaged_streams_with_a_status_and_goes_on(redis_url:
                 if error.code() is grpc.StatusCode.INTERNAL:  # grpc's client, of a write into a stream that ended
                     assert "execute_batch" in (error.debug_error_string() or ""), data
             assert index.service.ledger_up
-            assert not index.service._sessions
+            assert index.service.streams == 0
 
     run(scenario())
