@@ -50,13 +50,20 @@ class AccessLog:
 
     def add(self, request: Request, reply: Reply, seconds: float) -> None:
         """Note an answered request."""
+        self._add(reply, request.client, request.method, request.path, seconds)
+
+    def add_refused(self, reply: Reply, client: str, method: str, path: str, seconds: float) -> None:
+        """Note a request that was refused before it was whole: `method` and `path` as far as they had come."""
+        self._add(reply, client, method, path, seconds)
+
+    def _add(self, reply: Reply, client: str, method: str, path: str, seconds: float) -> None:
         self._writer.add(
             Entry(
                 time.time(),
-                request.request_id,
-                request.client,
-                request.method,
-                request.path[:PATH_LIMIT],
+                reply.request_id,
+                client,
+                method,
+                path[:PATH_LIMIT],
                 reply.final_status,
                 reply.upstream,
                 seconds,

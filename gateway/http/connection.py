@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         self._uploads = uploads
         self._check_head = check_head
         self._holding: Holding | None = None
-        self._client = ""
+        self._client = self._address = ""
         """Whose share of `uploads` its bodies are in."""
         self._whole_bytes = 0
         """Of the body of the request in progress, until its reply begins."""
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        client = self._client = peer[0] if isinstance(peer, tuple) else ""
+        client = self._client = self._address = peer[0] if isinstance(peer, tuple) else ""
         scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self._parser = RequestParser(self._config.header_limit_bytes, self._config.body_limit_bytes, client, scheme)
         self._watch.add(self)
@@ -373,6 +373,10 @@ class Connection(asyncio.Protocol):
         reply.send_error(error)
         if self._on_refusal is not None:
             self._on_refusal(error.status)
+        if self._access_log is not None:
+            parser = self._parser
+            seconds = self._loop.time() - parser.began_at if parser.began_at else 0.0
+            self._access_log.add_refused(reply, self._address, parser.method, parser.path, seconds)
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:  # TLS, whose end is a message of its own

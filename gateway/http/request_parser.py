@@ -69,6 +69,11 @@ class RequestParser:
         """A request was refused: nothing that follows can be trusted, and nothing more is parsed."""
 
     @property
+    def method(self) -> str:
+        """The method of the last request whose head has arrived; empty before the first."""
+        return self._method
+
+    @property
     def path(self) -> str:
         """The path of the last request that began, as far as it has arrived."""
         return self._url.partition(b"?")[0].decode("latin-1")

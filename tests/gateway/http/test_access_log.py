@@ -58,3 +58,23 @@ def test_a_client_that_left_is_a_499(tmp_path: Path) -> None:
 
     run(main())
     assert orjson.loads(file.read_bytes())["status"] == 499
+
+
+def test_a_request_that_is_refused_before_it_is_whole_has_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "access.log"
+
+    async def main() -> None:
+        async with gateway(9, access_log=str(file), body_limit_bytes=1024) as gate:
+            for bad in (
+                b"GARBAGE\r\n\r\n",
+                b"POST /v1/x?key=secret HTTP/1.1\r\nHost: h\r\nContent-Length: 1025\r\n\r\n",
+                b"GET /v1/" + b"x" * 300_000,
+            ):
+                await gate.ask(bad)
+
+    run(main())
+    lines = list(map(orjson.loads, file.read_bytes().splitlines()))
+    assert [line["status"] for line in lines] == [400, 413, 431]
+    assert (lines[1]["method"], lines[1]["path"], lines[1]["client"]) == ("POST", "/v1/x", "127.0.0.1")
+    assert all(len(line["request_id"]) == 32 and line["worker"] == "" for line in lines)
+    assert b"secret" not in file.read_bytes()
