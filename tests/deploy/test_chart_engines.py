@@ -117,7 +117,7 @@ def test_external_engines_are_only_watched(manifests: Manifests) -> None:
         assert set(of_kind(documents, kind)) == {"warm-warmroute-gateway", "warm-warmroute-indexer"}
 
 
-def test_the_container_in_the_documentation_is_an_agent_that_starts(root: Path) -> None:
+def test_the_container_in_the_documentation_is_an_agent_that_starts(root: Path, manifests: Manifests) -> None:
     text = (root / "docs" / "engines.md").read_text(encoding="utf-8")
     (container,) = (
         document[0]
@@ -127,6 +127,10 @@ def test_the_container_in_the_documentation_is_an_agent_that_starts(root: Path) 
     prefix = "WARMROUTE_AGENT_"
     given = {entry["name"]: entry.get("value", "10.0.0.1") for entry in container["env"]}
     pod_ip = given.pop("POD_IP")
+    del given["WARMROUTE_GRPC_TOKEN"]
+    (token,) = (entry["valueFrom"]["secretKeyRef"] for entry in container["env"] if "TOKEN" in entry["name"])
+    (secret,) = of_kind(manifests(VALUE_SETS["external"]), "Secret").values()
+    assert token == {"name": secret["metadata"]["name"], "key": "token"}
     assert all(name.startswith(prefix) for name in given)
     settings = {name.removeprefix(prefix).lower(): value for name, value in given.items()}
     config = AgentConfig(**{name: str(value).replace("$(POD_IP)", pod_ip) for name, value in settings.items()})
