@@ -9,8 +9,10 @@ instance. Of several processes that share the token alone the first wins, until 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -26,6 +28,9 @@ SCRIPT: Final = files("indexer.server").joinpath("leases.lua").read_text(encodin
 # As long as a silent stream lives (`session.SILENCE_SECONDS`); heartbeats renew it every second.
 LEASE_SECONDS: Final = 15.0
 KEPT_A_CALL: Final = 256
+LEAVE_SECONDS: Final = 1.0
+MOST_LEFT: Final = 4096
+"""Ended streams that Redis is yet to be told of; what is past that runs out by itself."""
 # All ranks of an engine are one holder: gateways take them for one place.
 _RANK: Final = re.compile(r"/dp[0-9]{1,4}\Z")
 
@@ -59,12 +64,17 @@ def lease_of(pool: str, worker_id: str, address: str, *, instance: bytes, peer: 
 
 
 class Leases:
-    """The leases of all pools, bounded by the streams of LEASE_SECONDS: they expire. All methods raise RedisError."""
+    """The leases of all pools, bounded by the streams of LEASE_SECONDS: they expire.
+
+    `take` and `keep` raise RedisError. `run` is a task that its owner watches.
+    """
 
     def __init__(self, redis: Client, heartbeats: Client, metrics: IndexerMetrics) -> None:
         self._script = redis.register_script(SCRIPT)
         self._heartbeats = heartbeats
         self._metrics = metrics
+        self._left: deque[Lease] = deque(maxlen=MOST_LEFT)
+        self._wake = asyncio.Event()
 
     async def take(self, lease: Lease) -> None:
         """Raises HeldError."""
@@ -84,8 +94,24 @@ class Leases:
             lost += [first + int(position) for position in positions]
         return lost
 
-    async def leave(self, lease: Lease) -> None:
-        """The stream has ended."""
+    def leave(self, lease: Lease) -> None:
+        """The stream has ended: whoever is started again in the worker's place need not wait."""
+        self._left.append(lease)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Tell Redis of streams that have ended, until cancelled. What is not told runs out by itself."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._left:
+                try:
+                    async with asyncio.timeout(LEAVE_SECONDS):
+                        await self._leave(self._left.popleft())
+                except (RedisError, TimeoutError):
+                    self._metrics.ledger_errors.labels("lease").inc()
+
+    async def _leave(self, lease: Lease) -> None:
         await self._call("leave", list(lease.keys.values()), lease.token)
 
     async def _call(

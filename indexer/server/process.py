@@ -78,7 +78,7 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig, grpc_config: G
         freeze_garbage()
         try:
             # Redis may come later: /readyz says so until then, and workers are told to come again.
-            await until_signal(service.run(), service.files.run(), before_end=service.drain)
+            await until_signal(service.run(), service.files.run(), service.leases.run(), before_end=service.drain)
         except UnsuitableRedisError as error:
             raise StartupError(f"redis.url: {error}") from error
     finally:

@@ -43,7 +43,6 @@ LOST: Final = (
     "connect again"
 )
 TAKEN: Final = "another worker holds this stream's worker_id or address by now; connect again"
-LEAVE_SECONDS: Final = 1.0
 LOADS_BATCH_SECONDS: Final = 0.05
 LOADS_HEARTBEAT_SECONDS: Final = 1.0
 ABORT_SECONDS: Final = 5.0
@@ -70,7 +69,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         self._config = config
         self._metrics = metrics
         self._ledgers = Ledgers(redis, self._heartbeats, config, metrics, pools_in_use=self._pools_in_use)
-        self._leases = Leases(redis, self._heartbeats, metrics)
+        self.leases = Leases(redis, self._heartbeats, metrics)
+        """Who may say Hello; its `run` is a task of its own."""
         self._sessions: set[Session] = set()
         self._session_ended = asyncio.Event()
         self._gate = InflightGate(config.max_inflight_bytes)
@@ -108,7 +108,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                     end,
                     self._gate,
                     self.files,
-                    self._leases,
+                    self.leases,
                     peer=context.peer(),
                     ledger_up=lambda: self._down_since is None,
                 )
@@ -129,17 +129,6 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         except RedisError as error:
             self._metrics.ledger_errors.labels("publish").inc()
             await self._refuse(context, grpc.StatusCode.UNAVAILABLE, f"the ledger is out of reach: {error}")
-        finally:
-            if session is not None and session.leased is not None:
-                await self._leave(session.leased)
-
-    async def _leave(self, lease: Lease) -> None:
-        """Whoever is started again in the worker's place need not wait until the lease runs out."""
-        try:
-            async with asyncio.timeout(LEAVE_SECONDS):
-                await self._leases.leave(lease)
-        except (RedisError, TimeoutError):
-            self._metrics.ledger_errors.labels("lease").inc()
 
     async def _converse(self, session: Session, context: Context) -> None:
         """Answer message after message; a worker sends loads all the time, so one that is to leave learns it soon."""
@@ -299,7 +288,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
                 held[session.leased.pool].append((session, session.leased))
         for pairs in held.values():
             try:
-                lost = await self._leases.keep([lease for _, lease in pairs])
+                lost = await self.leases.keep([lease for _, lease in pairs])
             except ResponseError:  # of what the script may not do; that Redis is away is the caller's to see
                 self._metrics.ledger_errors.labels("lease").inc()
                 continue

@@ -136,6 +136,8 @@ class Session:
             self._metrics.publish_streams.labels(self.claim.pool).dec()
         if self._offer is not None:
             self._offer.close()
+        if self.leased is not None:
+            self._leases.leave(self.leased)
 
     @property
     def in_step(self) -> bool:
@@ -212,8 +214,8 @@ class Session:
     async def _register(self, claim: Claim) -> int:
         """Make the claim good; returns the ledger's state of the epoch. Raises RefusedError, RedisError."""
         try:
+            self.leased = claim.lease  # first: a call that is cut short may have taken it
             await self._leases.take(claim.lease)
-            self.leased = claim.lease
             seq = await claim.ledger.register(claim.owner, claim.facts)
         except HeldError as error:
             raise RefusedError(

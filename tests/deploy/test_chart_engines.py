@@ -128,7 +128,9 @@ def test_the_container_in_the_documentation_is_an_agent_that_starts(root: Path, 
     given = {entry["name"]: entry.get("value", "10.0.0.1") for entry in container["env"]}
     pod_ip = given.pop("POD_IP")
     del given["WARMROUTE_GRPC_TOKEN"]
-    (token,) = (entry["valueFrom"]["secretKeyRef"] for entry in container["env"] if "TOKEN" in entry["name"])
+    (token,) = (
+        entry["valueFrom"]["secretKeyRef"] for entry in container["env"] if entry["name"] == "WARMROUTE_GRPC_TOKEN"
+    )
     (secret,) = of_kind(manifests(VALUE_SETS["external"]), "Secret").values()
     assert token == {"name": secret["metadata"]["name"], "key": "token"}
     assert all(name.startswith(prefix) for name in given)

@@ -132,7 +132,7 @@ async def indexer(
         bound = security.add_port(server, "127.0.0.1", port)
         await server.start()
         try:
-            async with running(service.run(), service.files.run()):
+            async with running(service.run(), service.files.run(), service.leases.run()):
                 yield Indexer(service, server, bound, registry, redis)
         finally:
             await server.stop(0)
