@@ -298,6 +298,24 @@ def test_a_folder_is_an_override(redis_url: str, smollm2: Path, tmp_path: Path) 
     run(scenario())
 
 
+def test_a_pool_that_trusts_no_worker_takes_no_file_of_one(redis_url: str, smollm2: Path) -> None:
+    async def scenario() -> None:
+        local = {"model_files": {"trust": "local"}}
+        async with indexer(redis_url) as index, gate(redis_url, "w", **local) as here:
+            worker = engine(index.address, "w", model=MODEL, files=ModelFiles.from_folder(smollm2))
+            async with running(worker.publisher.run()):
+                await eventually(lambda: here.metric("pool_file_sets") == 1, within=30)  # they are there to be had
+                await eventually(lambda: pool_prompts.LOCAL_ALONE in here.supply.prompts.describe(), within=20)
+                assert here.supply.prompts.keyer is None
+                assert here.metric("tokenizer_loads_total", outcome="loaded") in {None, 0}
+        async with indexer(redis_url) as index, gate(redis_url, "w", model_path=smollm2, **local) as here:
+            worker = engine(index.address, "w", model=MODEL, files=ModelFiles.from_folder(smollm2))
+            async with running(worker.publisher.run()):
+                await eventually(lambda: here.keyed, within=30)  # by the gateway's own, which are the same
+
+    run(scenario())
+
+
 def test_a_user_who_may_not_read_files_is_told(tmp_path: Path, smollm2: Path) -> None:
     with server(tmp_path) as process:
         rules = gateway_rules().replace("+getrange ", "")
