@@ -108,7 +108,7 @@ def test_waiting_bodies_take_three_times_their_size_at_most() -> None:
     program = (
         "import resource; "
         f"resource.setrlimit(resource.RLIMIT_AS, ({2000 * MIB + 4 * BODIES * SIZE},) * 2); "
-        "from tests.gateway.requests.test_body_memory import holding; "
+        "from tests.gateway.requests.test_large_body_memory import holding; "
         "from tests.gateway.http.support import run; run(holding(), 400)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=450, check=False)
