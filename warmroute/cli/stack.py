@@ -202,7 +202,8 @@ class Stack:
                 if part.child.exit_code is not None:
                     raise PartDiedError(part.child)
             if time.monotonic() >= deadline:
-                late = "\n".join(f"  {part.child.name}: {get_json(part.ready_url or '')}" for part in waiting)
+                said = {part.child.name: get_json(part.ready_url or "") for part in waiting}
+                late = "\n".join(f"  {name}: {'no answer yet' if one is None else one}" for name, one in said.items())
                 raise StartupError(
                     f"not ready within {self.plan.start_seconds:g} s; what each part says of itself:\n{late}\n"
                     f"Their logs are in {self._folder}; give a slow machine more with --start-seconds"

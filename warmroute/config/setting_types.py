@@ -21,6 +21,8 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 def _check_host_port(value: str) -> str:
     """host:port that can be resolved or connected to: a name, an IPv4 address, or an IPv6 address in brackets."""
+    if "://" in value:
+        raise ValueError("leave the scheme out: give host:port")
     host, _, port = value.rpartition(":")
     if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
         raise ValueError("give host:port with a port of 1 to 65535")
