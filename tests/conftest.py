@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -43,6 +44,9 @@ def redis_url(valkey: ValkeyServer) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what runs in its background with SIGINT ignored, and so would be all that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         compiled.check()
     except StartupError as error:

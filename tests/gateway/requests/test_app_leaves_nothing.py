@@ -16,7 +16,7 @@ from tests.support import eventually
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/completions", "/v1/messages"])
 def test_no_request_outlives_its_reply(path: str) -> None:
     def left() -> int:
-        return sum(isinstance(each, InferenceRequest) for each in gc.get_objects())
+        return sum(type(each) is InferenceRequest for each in gc.get_objects())
 
     async def scenario() -> None:
         async with worker(storing("a")) as engine, gate(engine.port, several=False) as gateway:
