@@ -291,9 +291,9 @@ CHATS: list[list[dict[str, Any]]] = [
 @pytest.mark.timeout(3_000)
 def test_whatever_a_template_says_what_is_cheap_is_cheap() -> None:
     """A template that is called cheap never makes more of a chat than is said; none makes the check do more than
-    refuse. WARMROUTE_FUZZ_INPUTS says how many; a failure names the seed."""
+    refuse. A fifth of WARMROUTE_FUZZ_INPUTS, since to parse one takes Jinja 5 ms; a failure names the seed."""
     cheap = 0
-    for seed in range(INPUTS):
+    for seed in range(max(1, INPUTS // 5)):
         rng = random.Random(seed)
         source = template_of(rng)
         if rng.random() < 0.3:
@@ -319,4 +319,4 @@ def test_whatever_a_template_says_what_is_cheap_is_cheap() -> None:
                     pytest.fail(f"seed {seed}: {source}")
             assert time.process_time() - begun < 5, (seed, source)
             assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, (seed, source)
-    assert cheap or INPUTS < 1_000
+    assert cheap or INPUTS < 5_000
