@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("index", "prompts", "relay", "decision", "replay", "routing_live", "adapters", "engine")
+NAMES = ("index", "prompts", "relay", "decision", "replay", "routing_live", "adapters", "engine", "chaos")
 
 
 def main(argv: list[str]) -> int:
