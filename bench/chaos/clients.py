@@ -16,9 +16,10 @@ import orjson
 from bench.chaos.engine_process import MODEL, PROMPT_TOKENS
 
 REQUESTS_PER_SECOND: Final = 20
-REPLY_TOKENS: Final = 8
+REPLY_TOKENS: Final = 16
 PROMPTS: Final = 24
-"""Two thirds of what the engines' caches have room for together."""
+"""That are asked at a time, two thirds of what the engines' caches have room for together. Each fault has others than
+the one before, so that the caches change while it lasts."""
 QUESTION_TOKENS: Final = 8
 PATIENCE_SECONDS: Final = 10.0
 """For a connection and the head of a reply, of each gateway; twice what a gateway gives a worker."""
@@ -48,11 +49,12 @@ class _NoReplyError(Exception):
         self.elsewhere = elsewhere
 
 
-def prompts(seed: int) -> list[list[int]]:
-    """Token ids, each prompt with a first one of its own."""
-    draw = random.Random(seed)
+def prompts(seed: int, turn: int) -> list[list[int]]:
+    """Token ids, each prompt with a first one of its own. `turn`: which prompts; each has others."""
+    draw = random.Random(f"{seed} {turn}")
     return [
-        [1000 + number, *(draw.randrange(1000, 40_000) for _ in range(PROMPT_TOKENS - 1))] for number in range(PROMPTS)
+        [1000 + turn * PROMPTS + number, *(draw.randrange(1000, 40_000) for _ in range(PROMPT_TOKENS - 1))]
+        for number in range(PROMPTS)
     ]
 
 
@@ -71,8 +73,12 @@ class Load:
     def __init__(self, urls: list[str], seed: int) -> None:
         """`urls`: of both gateways."""
         self.tally = Tally()
+        self.prompts = prompts(seed, 0)
+        """Those that are asked now."""
+        self.former: list[list[int]] = []
+        """Those that were asked before them."""
         self._urls = urls
-        self._prompts = prompts(seed)
+        self._seed, self._turn = seed, 0
         self._draw = random.Random(f"{seed} requests")
         self._asking: set[asyncio.Task[None]] = set()
 
@@ -93,19 +99,24 @@ class Load:
                     task.cancel()
                 await asyncio.gather(*self._asking, return_exceptions=True)
 
+    def turn(self) -> None:
+        """Other prompts from now on."""
+        self._turn += 1
+        self.former, self.prompts = self.prompts, prompts(self._seed, self._turn)
+
     async def settle(self) -> None:
         """Wait for the requests under way now; each ends within its own deadlines."""
         await asyncio.gather(*list(self._asking))
 
     async def _ask(self, session: aiohttp.ClientSession, number: int, tally: Tally) -> None:
         stream = number // 2 % 2 == 0
-        data = body(self._draw.choice(self._prompts), number, stream=stream)
+        data = body(self._draw.choice(self.prompts), number, stream=stream)
         first = number % 2
         tally.asked += 1
         began = time.monotonic()
         for attempt in range(2):
             try:
-                response = await self._head(session, self._urls[(first + attempt) % 2], data)
+                response = await self._head(session, self._urls[(first + attempt) % 2], data, number)
             except _NoReplyError as error:
                 if attempt == 0 and error.elsewhere:
                     tally.failovers += 1
@@ -129,13 +140,13 @@ class Load:
         else:
             tally.good += 1
 
-    async def _head(self, session: aiohttp.ClientSession, url: str, data: bytes) -> aiohttp.ClientResponse:
+    async def _head(self, session: aiohttp.ClientSession, url: str, data: bytes, number: int) -> aiohttp.ClientResponse:
         """Raises _NoReplyError."""
+        # Every third connection is a new one, as of clients that come and go.
+        headers = {"Content-Type": "application/json"} | ({"Connection": "close"} if number % 3 == 0 else {})
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                response = await session.post(
-                    f"{url}/v1/completions", data=data, headers={"Content-Type": "application/json"}
-                )
+                response = await session.post(f"{url}/v1/completions", data=data, headers=headers)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise _NoReplyError(type(error).__name__, elsewhere=True) from error
         if response.status // 100 != 2:

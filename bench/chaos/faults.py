@@ -35,7 +35,7 @@ FAULTS: Final = (
     "no descriptors",
     "no memory",
 )
-MEMORY_BYTES: Final = 4 << 20
+MEMORY_BYTES: Final = 1 << 20
 """Of address space beyond what a process has."""
 
 _NO_DISK: Final = "writes nothing to a disk"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from bench.chaos.clients import body, prompts
+from bench.chaos.clients import Load, body
 from bench.chaos.cluster import GATEWAYS, WORKERS, Cluster
 from bench.chaos.engine_process import POOL, PROMPT_TOKENS
 
@@ -27,11 +27,11 @@ class _NotYetError(Exception):
 class Healing:
     """Asks the parts themselves, past the proxies."""
 
-    def __init__(self, cluster: Cluster, seed: int) -> None:
+    def __init__(self, cluster: Cluster, load: Load) -> None:
         self.trouble = ""
         """What was not well when it was looked at last."""
         self._cluster = cluster
-        self._prompts = prompts(seed)
+        self._load = load
 
     async def wait(self, since: float, limit_seconds: float) -> float | None:
         """Seconds from `since` (time.monotonic) until all that is there was well; None past the limit."""
@@ -77,18 +77,19 @@ class Healing:
             raise _NotYetError(f"{gateway} routes {pool['routing']}")
 
     async def _held(self, session: aiohttp.ClientSession, workers: list[str]) -> Held:
-        """The truth."""
+        """The truth, of the prompts of this turn and the one before."""
+        known = {prompt[0] for prompt in (*self._load.prompts, *self._load.former)}
         held: Held = {}
         for name in workers:
             async with session.get(f"http://127.0.0.1:{self._cluster.ports[name]}/held") as response:
-                held[name] = set((await response.json())["held"])
+                held[name] = known.intersection((await response.json())["held"])
         return held
 
     async def _view(self, session: aiohttp.ClientSession, gateway: str, workers: list[str]) -> Held:
         """What a gateway knows of the index."""
         view: Held = {name: set() for name in workers}
         url = f"{self._admin(gateway)}/explain?path=/v1/completions"
-        for prompt in self._prompts:
+        for prompt in [*self._load.prompts, *self._load.former]:
             async with session.post(url, data=body(prompt), headers={"Content-Type": "application/json"}) as response:
                 answer: dict[str, Any] = await response.json()
             if response.status != 200:

@@ -34,7 +34,7 @@ class _Link:
     def reset(self) -> None:
         for writer in self.writers:
             if (own := writer.get_extra_info("socket")) is not None:
-                with suppress(OSError):
+                with suppress(OSError, ValueError):  # it is closed already
                     own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
 
@@ -111,7 +111,7 @@ class Proxy:
                     await asyncio.sleep(SLOW_SECONDS)
                 writer.write(piece)
                 await writer.drain()
-            if not link.dead and writer.can_write_eof():
+            if not link.dead and not writer.is_closing():
                 writer.write_eof()
         except (OSError, RuntimeError):  # uvloop says the latter of a transport that is closed
             link.reset()

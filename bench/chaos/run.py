@@ -76,7 +76,7 @@ async def measure(cells: Sequence[Cell], sizes: Sizes, seed: int, results: list[
         raise TimeoutError("without the built-in model's tokenizer nothing can be routed by cache")
     async with Cluster(model) as cluster:
         load = Load([f"http://{cluster.reached_at(name)}" for name in ("gateway-1", "gateway-2")], seed)
-        healing = Healing(cluster, seed)
+        healing = Healing(cluster, load)
         loading: asyncio.Task[None] | None = None
         try:
             if await healing.wait(time.monotonic(), START_SECONDS) is None:
@@ -106,6 +106,7 @@ async def _one(cluster: Cluster, load: Load, healing: Healing, result: Result, s
     restarts, killed = cluster.restarts, result.cell.fault == KILL
     async with done(cluster, result.cell):
         began = time.monotonic()
+        load.turn()
         if killed:
             result.heal_seconds = await healing.wait(began, HEAL_LIMIT_SECONDS)
             result.trouble = "" if result.heal_seconds is not None else healing.trouble
