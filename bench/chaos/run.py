@@ -30,6 +30,8 @@ from bench.relay.exact import model_folder
 from gateway.process.compiled import description
 
 START_SECONDS = 90.0
+CALM_SECONDS = 1.0
+"""Of load before each fault; longer than a reply takes."""
 HEAL_LIMIT_SECONDS = 60.0
 HEAL_GOAL_SECONDS = 15.0
 QUICK_CELLS = ("gateway/kill", "worker/reset", "redis/restart", "indexer/stop")
@@ -39,14 +41,13 @@ REASONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """`fault_seconds`: how long each lasts. `calm_seconds`: of load before each."""
+    """`fault_seconds`: how long each lasts."""
 
     fault_seconds: float
-    calm_seconds: float
 
 
-FULL = Sizes(fault_seconds=4.0, calm_seconds=1.0)
-QUICK = Sizes(fault_seconds=1.5, calm_seconds=0.3)
+FULL = Sizes(fault_seconds=4.0)
+QUICK = Sizes(fault_seconds=1.5)
 
 
 @dataclass(slots=True)
@@ -83,9 +84,10 @@ async def measure(cells: Sequence[Cell], sizes: Sizes, seed: int, results: list[
                 raise TimeoutError(f"not ready: {healing.trouble}\n{cluster.last_lines()}")
             loading = asyncio.get_running_loop().create_task(load.run())
             for cell in cells:
-                await asyncio.sleep(sizes.calm_seconds)
                 result = Result(cell, Tally())
                 results.append(result)
+                load.tally = result.tally  # those under way when the fault begins count to it
+                await asyncio.sleep(CALM_SECONDS)
                 await _one(cluster, load, healing, result, sizes)
                 _progress(result)
                 if result.trouble and await healing.wait(time.monotonic(), START_SECONDS) is None:
@@ -102,7 +104,6 @@ async def measure(cells: Sequence[Cell], sizes: Sizes, seed: int, results: list[
 
 async def _one(cluster: Cluster, load: Load, healing: Healing, result: Result, sizes: Sizes) -> None:
     """One cell, healed at its end if it does."""
-    load.tally = result.tally
     restarts, killed = cluster.restarts, result.cell.fault == KILL
     async with done(cluster, result.cell):
         began = time.monotonic()
