@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import socket
+import struct
+from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 from redis.crc import key_slot
 from redis.exceptions import ConnectionError, ReadOnlyError, RedisError  # noqa: A004 - redis-py's name
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -239,6 +242,36 @@ def test_a_frozen_server_costs_one_deadline(tmp_path: Path) -> None:
 
     with server(tmp_path) as frozen:
         asyncio.run(scenario(frozen))
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_connections_that_are_reset_are_redis_errors(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """uvloop raises RuntimeError of a write on a connection that was reset, which ended whoever called."""
+
+    async def scenario() -> None:
+        served: list[asyncio.StreamWriter] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            served.append(writer)
+            with suppress(ConnectionResetError):
+                while commands := (await reader.read(4096)).count(b"*"):
+                    writer.write(b"+OK\r\n" * commands)
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            async with client(f"redis://127.0.0.1:{port}/0", timeout_seconds=5) as redis:
+                connection = redis.connection_pool.make_connection()
+                await connection.connect()
+                await eventually(lambda: served)
+                end = served[0].get_extra_info("socket")
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                served[0].transport.abort()
+                await eventually(connection._writer.is_closing)
+                with pytest.raises(ConnectionError):
+                    await connection.send_command("PING")
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(scenario())
 
 
 @pytest.mark.parametrize(
