@@ -60,7 +60,8 @@ class Cell:
         return f"{self.part}/{self.fault}"
 
 
-CELLS: Final = tuple(cell for part in PARTS for fault in FAULTS if (cell := Cell(part, fault)).name not in LEFT_OUT)
+CELLS: Final = tuple(cell for fault in FAULTS for part in PARTS if (cell := Cell(part, fault)).name not in LEFT_OUT)
+"""The parts in turn: a worker that fails again before 20 good replies is ejected for twice as long."""
 
 
 @asynccontextmanager
