@@ -107,11 +107,11 @@ class Leases:
             while self._left:
                 try:
                     async with asyncio.timeout(LEAVE_SECONDS):
-                        await self._leave(self._left.popleft())
+                        await self.give_back(self._left.popleft())
                 except (RedisError, TimeoutError):
                     self._metrics.ledger_errors.labels("lease").inc()
 
-    async def _leave(self, lease: Lease) -> None:
+    async def give_back(self, lease: Lease) -> None:
         await self._call("leave", list(lease.keys.values()), lease.token)
 
     async def _call(

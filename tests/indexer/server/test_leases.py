@@ -71,9 +71,9 @@ def test_the_same_instance_comes_again_at_once_and_its_ranks_share_an_address(re
             for number, worker_id in enumerate(("w/dp0", "w/dp1", "w/dp0", "w")):
                 await held.take(lease(worker_id, number=number, peer=ELSEWHERE))
             for number in (0, 1, 2):
-                await held._leave(lease(number=number))
+                await held.give_back(lease(number=number))
             assert await is_refused(held, lease("other", THEIRS)) == "address"  # 3 lives
-            await held._leave(lease(number=3))
+            await held.give_back(lease(number=3))
             assert await is_refused(held, lease("other", THEIRS, peer=ELSEWHERE)) is None
 
     run(scenario())
@@ -86,11 +86,11 @@ def test_after_its_end_who_comes_from_its_host_takes_its_place_and_others_wait(
         async with redis_client(redis_url) as redis:
             held = store(redis)
             await held.take(lease())
-            await held._leave(lease())
+            await held.give_back(lease())
             assert await is_refused(held, lease(instance=THEIRS, peer=ELSEWHERE)) == "worker_id"
             assert await is_refused(held, lease(instance=THEIRS, number=2)) is None  # started again in its place
             monkeypatch.setattr(leases_module, "LEASE_SECONDS", 0.3)
-            await held._leave(lease(instance=THEIRS, number=2))
+            await held.give_back(lease(instance=THEIRS, number=2))
 
             async def is_free() -> bool:
                 return await is_refused(held, lease("new", ELSEWHERE.encode(), ELSEWHERE)) is None
