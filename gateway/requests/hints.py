@@ -22,8 +22,8 @@ SESSION_LIMIT: Final = 256
 """Characters of a session's name."""
 PRIORITY_HEADER: Final = b"x-request-priority"
 SESSION_HEADERS: Final = (b"x-session-id", b"x-session-affinity", b"x-correlation-id", b"x-conversation-id")
-_HEADERS: Final = frozenset({PRIORITY_HEADER, *SESSION_HEADERS})
-_FIELDS: Final = frozenset({"priority", "session_id", "prompt_cache_key", "nvext"})
+HINT_HEADERS: Final = frozenset({PRIORITY_HEADER, *SESSION_HEADERS})
+HINT_FIELDS: Final = frozenset({"priority", "session_id", "prompt_cache_key", "nvext"})
 _INTEGER: Final = re.compile(rb"[+-]?[0-9]{1,10}")
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -45,7 +45,7 @@ NO_HINTS: Final = Hints()
 def read_hints(request: Request, fields: Mapping[str, Any] | None) -> Hints:
     """The hints of a request; `fields` is its parsed body, None for a form."""
     fields = fields or _NOTHING
-    if _HEADERS.isdisjoint(request.first_values) and _FIELDS.isdisjoint(fields):
+    if HINT_HEADERS.isdisjoint(request.first_values) and HINT_FIELDS.isdisjoint(fields):
         return NO_HINTS  # most requests
     ignored: list[str] = []
     priority = _priority(request, fields, ignored)

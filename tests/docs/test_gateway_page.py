@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from gateway.engines.base import HINTS
+from gateway.requests.hints import HINT_FIELDS, HINT_HEADERS
 from gateway.requests.paths import POST_ROUTES
 from warmroute.config.gateway import GatewayConfig
 
@@ -24,6 +25,14 @@ def test_every_path() -> None:
 
 def test_every_field_that_is_removed() -> None:
     assert NAMED >= HINTS
+
+
+def test_every_hint() -> None:
+    """A header as clients write it. A field must be in HINTS too, since TensorRT-LLM refuses what it does not know."""
+    named = {name.partition(":")[0].strip().lower() for name in NAMED}
+    assert {name.decode() for name in HINT_HEADERS} <= named
+    assert {name.partition(".")[0] for name in NAMED} >= HINT_FIELDS
+    assert HINT_FIELDS <= HINTS
 
 
 def test_every_error_code() -> None:
