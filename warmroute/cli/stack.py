@@ -104,7 +104,7 @@ class Stack:
             self._stop()
             raise StartupError(f"a part could not be started: {error}") from error
         except BaseException as error:
-            self._keep_logs = isinstance(error, StartupError)
+            self._keep_logs = isinstance(error, StartupError) and bool(self.parts)
             self._stop()
             raise
         return self

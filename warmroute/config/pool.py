@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -156,6 +157,14 @@ class PoolConfig(Section):
     )
     workers: tuple[StaticWorker, ...] = Field((), description="workers at fixed addresses")
     kubernetes: KubernetesDiscoveryConfig | None = Field(None, description="find workers by watching pods")
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> Self:
+        addresses = Counter(worker.address for worker in self.workers)
+        twice = sorted(address for address, count in addresses.items() if count > 1)
+        if twice:
+            raise ValueError(f"workers: {twice[0]} is there twice; name each address once")
+        return self
 
     @model_validator(mode="after")
     def _check_tokenizer(self) -> Self:

@@ -219,23 +219,16 @@ def test_few_descriptors_and_many_idle_clients_cut_no_request(tmp_path: Path) ->
                 await stack.enter_async_context(client(port))
             metrics = ready.replace("readyz", "metrics")
             assert "warmroute_gateway_client_connections_limit 85.0" in await asyncio.to_thread(get_text, metrics)
-            served = 0
 
             async def is_served() -> bool:
                 async with client(port) as connected:
-                    return (await connected.ask(REQUEST)).status == 200  # never cut: else 503
+                    status = (await connected.ask(REQUEST)).status
+                assert status in {200, 503}  # never cut
+                return status == 200
 
             await eventually(is_served, within=10)  # the idle ones are young at first
-
-            async def one() -> int:
-                async with client(port) as connected:
-                    return (await connected.ask(REQUEST)).status
-
-            for _ in range(40):
-                statuses = await asyncio.gather(*(one() for _ in range(50)))
-                assert set(statuses) <= {200, 503}
-                served += statuses.count(200)
-            assert served >= 1500
+            for _ in range(40):  # a client without room tries again, and finds it
+                await asyncio.gather(*(eventually(is_served, within=10) for _ in range(50)))
             assert 'warmroute_gateway_full_connections_total{outcome="closed"}' in await asyncio.to_thread(
                 get_text, metrics
             )

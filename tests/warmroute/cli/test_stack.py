@@ -101,3 +101,13 @@ def test_children_are_configured_by_their_files_alone() -> None:
     assert "WARMROUTE_GATEWAY_PORT" not in done.stdout
     assert "WARMROUTE_LOG_LEVEL" not in done.stdout
     assert "WARMROUTE_PARENT_PID" in done.stdout
+
+
+def test_a_refusal_before_any_part_has_started_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (nothing,) = free_ports(1)
+    with pytest.raises(StartupError, match="redis"), Stack(plan(1, redis_url=f"redis://127.0.0.1:{nothing}"), print):
+        pytest.fail("it started without its Redis")
+    assert list(tmp_path.iterdir()) == []
