@@ -8,6 +8,7 @@ ResourceWarning is never raised: it is kept, and fails the set-up, call or teard
 from __future__ import annotations
 
 import gc
+import tracemalloc
 import warnings
 from collections.abc import Generator, Iterator
 from typing import TypeVar
@@ -26,6 +27,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "always::ResourceWarning")  # after, hence over, those of pyproject.toml
 
 
+def _described(warning: warnings.WarningMessage) -> str:
+    """With where it was made, if PYTHONTRACEMALLOC is set to a number of frames."""
+    if not tracemalloc.is_tracing():
+        return str(warning.message)
+    made = tracemalloc.get_object_traceback(warning.source)
+    return "\n".join([str(warning.message), *(made.format() if made else ())])
+
+
 def _checked() -> Generator[None, T, T]:
     failure: BaseException | None = None
     with warnings.catch_warnings(record=True) as seen:
@@ -33,7 +42,7 @@ def _checked() -> Generator[None, T, T]:
             result = yield
         except BaseException as error:  # noqa: BLE001  raised again below
             failure = error
-    left_open = [str(warning.message) for warning in seen if issubclass(warning.category, ResourceWarning)]
+    left_open = [_described(warning) for warning in seen if issubclass(warning.category, ResourceWarning)]
     for warning in seen:
         if not issubclass(warning.category, ResourceWarning):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
