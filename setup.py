@@ -21,11 +21,11 @@ HOT = {
     "settle usage",
     "gateway/routing": "candidates routed_request router",
     "gateway/routing/census": "census workers",
-    "gateway/routing/policies": "facts least_requests lmetric memory policy round_robin warm warm_seconds",
-    "gateway/routing/state": "approximate load_report peer_sync peer_view pool_state predictions reservations "
+    "gateway/routing/policies": "facts least_requests lmetric memory policy prices round_robin warm warm_seconds",
+    "gateway/routing/state": "approximate load_report means peer_sync peer_view pool_state predictions reservations "
     "retry_budget sessions sparse",
     "gateway/tenants": "headers leased_bucket limiter salts tenant tenant_quota tenants",
-    "indexer/reader": "mirror",
+    "indexer/reader": "eviction_price mirror",
     "warmroute/process": "cached_labels",
 }
 """What every request runs, by folder, and nothing that has what mypyc (2.4) gets wrong:

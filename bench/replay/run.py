@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final, TypeVar
 
+from bench.replay.hot_spots import WORKLOADS
 from bench.replay.toolmix import toolmix
 from gateway.replay.figures import Figures, mean_figures
 from gateway.replay.machine import MACHINES
@@ -34,6 +35,7 @@ POLICIES: Final = (
     PolicySetting("warm", "warm"),
     PolicySetting("warm:tokens", "warm", in_tokens=True),
     PolicySetting("warm:context=1", "warm", Weights(context=1)),
+    PolicySetting("warm:g=3", "warm", Weights(g=3)),
     PolicySetting("lmetric", "lmetric"),
     PolicySetting("consistent_hash", "consistent_hash"),
     PolicySetting("prefix_only", "prefix_only"),
@@ -41,7 +43,8 @@ POLICIES: Final = (
     PolicySetting("power_of_two", "power_of_two"),
     PolicySetting("round_robin", "round_robin"),
 )
-OURS: Final = ("warm", "warm:tokens", "warm:context=1")
+LOADS: Final = (60, 90)
+OURS: Final = ("warm", "warm:tokens", "warm:context=1", "warm:g=3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def _chosen(items: Sequence[Item], wanted: str, name: Callable[[Item], str]) -> 
 def _workloads(data: Path | None) -> list[Workload]:
     if data is None:
         read = partial(read_trace, HERE, context_limit=CONTEXT_LIMIT)
-        return [Workload("conversation x3", read, ReplaySettings(speed=3))]
+        return [Workload("conversation x3", read, ReplaySettings(speed=3)), *_hot_spots()]
 
     @cache
     def trace(name: str) -> Trace:
@@ -103,6 +106,20 @@ def _workloads(data: Path | None) -> list[Workload]:
         Workload("toolmix x3.5", partial(trace, "toolmix"), ReplaySettings(speed=3.5)),
         Workload("synthetic x2.5", partial(trace, "synthetic"), ReplaySettings(speed=2.5)),
         Workload("agents", partial(trace, "agents"), ReplaySettings(machine=MACHINES["moe"], sessions=200)),
+        *_hot_spots(),
+    ]
+
+
+def _hot_spots() -> list[Workload]:
+    """Each of `hot_spots` at 60 and at 90 % of what the workers can do."""
+    return [
+        Workload(
+            f"{name}:{load}",
+            partial(each.trace, load / 100),
+            ReplaySettings(machine=each.machine, slow_workers=each.slow_workers),
+        )
+        for name, each in WORKLOADS.items()
+        for load in LOADS
     ]
 
 

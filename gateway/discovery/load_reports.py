@@ -13,6 +13,7 @@ import grpc
 
 from gateway.discovery.metrics import DiscoveryMetrics
 from gateway.routing.state.load_report import FRESH_SECONDS, Report
+from gateway.routing.state.slots import SlotEstimate
 from warmroute.config.grpc import GrpcConfig
 from warmroute.process.addresses import resolve
 from warmroute.process.watched_files import SecurityError
@@ -52,6 +53,8 @@ class LoadReports:
         self._pools = tuple(pools)
         self._metrics = metrics
         self._reports: dict[str, dict[str, Report]] = {pool: {} for pool in self._pools}
+        self._slots: dict[tuple[str, str], SlotEstimate] = {}
+        """Of workers that have a report."""
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._names: dict[str, str] = {}
 
@@ -134,6 +137,9 @@ class LoadReports:
             of_pool = self._reports.get(item.pool)
             if of_pool is None:
                 continue
+            slots = self._slots.get((item.pool, item.worker_id))
+            if slots is None:
+                slots = self._slots[item.pool, item.worker_id] = SlotEstimate()
             of_pool[item.worker_id] = Report(
                 waiting_tokens=load.waiting_tokens,
                 running_requests=load.running_requests,
@@ -141,15 +147,20 @@ class LoadReports:
                 kv_cache_usage=load.kv_cache_usage,
                 measured_at=now - item.age_ms / 1000,
                 source=source,
+                slots=slots.observe(load.running_requests, load.waiting_requests),
             )
         for worker in response.gone:
             # A worker that moved is gone from one replica after another reports it.
             known = self.of(worker.pool).get(worker.worker_id)
             if known is not None and known.source == source:
-                del self._reports[worker.pool][worker.worker_id]
+                self._forget(worker.pool, worker.worker_id)
 
     def _forget_old(self) -> None:
         now = time.monotonic()
-        for reports in self._reports.values():
+        for pool, reports in self._reports.items():
             for worker in [key for key, report in reports.items() if now - report.measured_at > FRESH_SECONDS]:
-                del reports[worker]
+                self._forget(pool, worker)
+
+    def _forget(self, pool: str, worker: str) -> None:
+        del self._reports[pool][worker]
+        self._slots.pop((pool, worker), None)

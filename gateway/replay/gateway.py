@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Final
 
@@ -18,6 +20,7 @@ from gateway.routing.metrics import RoutingMetrics
 from gateway.routing.routed_request import PoolAssignment, RoutedRequest
 from gateway.routing.router import PoolRouter
 from gateway.routing.state.load_report import Report
+from gateway.routing.state.slots import SlotEstimate
 from indexer.keys import pool_fingerprint
 from indexer.layout import WorkerFacts
 from indexer.reader.mirror import Mirror
@@ -61,12 +64,15 @@ class SimulatedReports:
 
     def __init__(self) -> None:
         self._reports: dict[str, Report] = {}
+        self._slots: defaultdict[str, SlotEstimate] = defaultdict(SlotEstimate)
 
     def of(self, pool: str) -> dict[str, Report]:
         return self._reports
 
     def update(self, reports: Mapping[str, Report]) -> None:
-        self._reports.update(reports)
+        for name, report in reports.items():
+            slots = self._slots[name].observe(report.running_requests, report.waiting_requests)
+            self._reports[name] = replace(report, slots=slots)
 
 
 class SimulatedGateway:

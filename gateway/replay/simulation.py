@@ -79,7 +79,7 @@ class Simulation:
             for number, first in enumerate(requests[:running]):
                 self.events.at(number * SESSION_STARTS_SECONDS / running, self._arrive, first)
         else:
-            self._expected = len(requests)
+            self._expected = len(self._trace)  # sessions may begin at recorded times too
             start = requests[0].at if requests else 0.0
             for request in requests:
                 self.events.at((request.at - start) / self._settings.speed, self._arrive, request)

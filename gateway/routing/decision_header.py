@@ -31,6 +31,9 @@ def decision_header(choice: Choice, policy: str) -> tuple[bytes, bytes]:
         "in_flight": won.in_flight,
         "decode": _short(won.decode),
         "memory": _short(won.memory),
+        "slot_wait": _short(won.slot_wait),
+        "eviction": _short(won.eviction),
+        "queued": _short(won.queued),
     }
     # ASCII alone: what a header may hold.
     return NAME, json.dumps(fields, separators=(",", ":")).encode("ascii")

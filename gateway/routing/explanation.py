@@ -37,17 +37,19 @@ class MatchView:
 class LoadView:
     """What a worker has to do. `in_flight` and `reserved_tokens`: requests and prefill tokens booked on it by gateways.
     `waiting_tokens` and `kv_use`: as it reports; None where its report is missing or late, and the median of the
-    others' counts."""
+    others' counts. `slots`: sequences that it runs at a time, 0 when not known."""
 
     in_flight: int
     reserved_tokens: int
     waiting_tokens: int | None
     kv_use: float | None
+    slots: int
 
 
 @dataclass(frozen=True, slots=True)
 class TermsView:
-    """The terms of a worker's cost, as the policy made them; `decode`, `memory` and `cost` in the decision's unit."""
+    """The terms of a worker's cost, as the policy made them; `decode`, `memory`, `slot_wait` and `cost` in the
+    decision's unit. `eviction` and `queued`: parts of the price of an uncached token."""
 
     pending_tokens: float
     uncached_tokens: float
@@ -55,6 +57,9 @@ class TermsView:
     in_flight: int
     decode: float
     memory: float
+    slot_wait: float
+    eviction: float
+    queued: float
     cost: float
 
 
@@ -94,7 +99,7 @@ class RoutingView:
 
     policy: str
     unit: Unit | None
-    weights: Mapping[str, float]
+    weights: Mapping[str, float | None]
     bookings: Literal["all gateways", "own"]
     candidates: int
     winner: WinnerView | None
@@ -177,7 +182,9 @@ class _View:
             removed_by=removed_by,
             index="none" if index_id is None else "late" if index_id in self._late else "current",
             match=self._match(worker, facts, match),
-            load=LoadView(facts.in_flight, facts.reserved_tokens, facts.reported_waiting_tokens, facts.kv_use),
+            load=LoadView(
+                facts.in_flight, facts.reserved_tokens, facts.reported_waiting_tokens, facts.kv_use, facts.slots
+            ),
             terms=None if terms is None else _terms(terms),
             estimate_seconds=None if terms is None else self._seconds(worker, terms),
         )
@@ -207,6 +214,9 @@ def _terms(terms: Terms) -> TermsView:
         in_flight=terms.in_flight,
         decode=_round(terms.decode),
         memory=_round(terms.memory),
+        slot_wait=_round(terms.slot_wait),
+        eviction=_round(terms.eviction),
+        queued=_round(terms.queued),
         cost=_round(terms.cost),
     )
 

@@ -144,6 +144,8 @@ class PoolAssignment:
         completed = seconds is not None and outcome is Outcome.COMPLETED
         if self._prediction is not None and not completed:
             state.predictions.withdraw(self._prediction)
+        if seconds is not None and completed:
+            state.replied(router.clock() - self.choice.chosen_at, seconds, streamed=self._streamed)
         if seconds is not None and completed and self._streamed and self._prompt is not None:
             terms = self.terms
             state.rates.observe(

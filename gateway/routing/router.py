@@ -111,7 +111,8 @@ class PoolRouter:
             return None
         facts, matches = state.facts(workers, prompt, census.space, now)
         affinity = (session or _affinity(prompt)) if self._hashes else 0
-        request = RequestFacts(sequence, prompt.tokens if prompt else 0, affinity)
+        tokens = prompt.tokens if prompt else 0
+        request = RequestFacts(sequence, tokens, affinity, state.stay_seconds, state.work_tokens.value)
         decision = self._choose(request, facts, self.config.weights, random)
         if session and self._keeps_sessions and (last := state.sessions.worker_of(session, now)) is not None:
             keyed, sized = prompt is not None and bool(prompt.keys), request.prompt_tokens > 0
@@ -124,6 +125,8 @@ class PoolRouter:
     def book(self, choice: Choice, prompt: Prompt | None) -> tuple[Booking, Prediction | None]:
         """Book the pick, and expect the prompt's blocks on it, unless all of them are known there already."""
         state, uid, terms = self.state, choice.worker.uid, choice.terms
+        if prompt is not None:
+            state.work_tokens.observe(terms.work_tokens)
         booking = state.reservations.book(uid, round(terms.work_tokens) if prompt else 0, choice.chosen_at)
         if prompt is None or len(prompt.keys) <= choice.confirmed_blocks:
             return booking, None

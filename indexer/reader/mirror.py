@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from indexer.layout import TIERS, Tier, WorkerFacts
+from indexer.reader.eviction_price import SAMPLED, EvictionPrice
 
 # One big dict would stall the relay for the length of its resize; 4,096 shards keep each under 5,000 keys at the limit.
 SHARDS: Final = 4096
@@ -21,6 +22,11 @@ SWEEP_KEYS: Final = 2000
 # What looking at a shard costs, in keys.
 SWEEP_SHARD_KEYS: Final = 16
 DEFAULT_KEY_LIMIT: Final = 20_000_000
+FILLING: Final = 0.5
+FULL: Final = 0.8
+"""Shares of what a worker held when it evicted last, between which it counts as ever more full. Requests take room too,
+of which events say nothing."""
+NO_GHOSTS: Final[dict[int, int]] = {}
 
 Shards = list[dict[int, int]]
 
@@ -58,6 +64,12 @@ class Mirror:
         self.host_indexed = True
         self.refused_keys = 0
         self.worker_changes = 0
+        self.fullness: dict[str, float] = {}
+        """Of workers that evict: 1 where every new key on the device pushes another one out, less where there is room
+        again."""
+        self.eviction = EvictionPrice()
+        self.copies = 0
+        """Device keys of all workers, each one's counted."""
         self._tiers: dict[Tier, Shards] = {tier: [{} for _ in range(SHARDS)] for tier in TIERS}
         self._sizes: dict[Tier, int] = dict.fromkeys(TIERS, 0)
         self._workers: dict[str, _Worker] = {}
@@ -65,6 +77,9 @@ class Mirror:
         # The worker of each live position, by its bit.
         self._owners: dict[int, str] = {}
         self._bits: list[int] = []
+        # Device keys of each position, and how many there were at its latest eviction; 0: none yet.
+        self._held: list[int] = []
+        self._held_full: list[int] = []
         self._free: list[int] = []
         # Matches without host blocks, by depth, made once: as many as the longest prompt asked about has blocks.
         self._matches: list[Match] = []
@@ -103,6 +118,8 @@ class Mirror:
         else:
             position = len(self._bits)
             self._bits.append(1 << position)
+            self._held.append(0)
+            self._held_full.append(0)
         self._positions[slot] = position
 
     def set_worker(self, worker_id: str, slot: int, facts: WorkerFacts) -> None:
@@ -118,6 +135,7 @@ class Mirror:
         if slot and (position := self._positions.get(slot)) is not None:
             self._owners[self._bits[position]] = worker_id
             self._live |= self._bits[position]
+            self._weigh(position)
 
     def drop_worker(self, worker_id: str) -> None:
         self.worker_changes += 1
@@ -130,7 +148,11 @@ class Mirror:
         position = self._positions.pop(slot, None)
         if position is not None:
             bit = self._bits[position]
-            self._owners.pop(bit, None)
+            owner = self._owners.pop(bit, None)
+            if owner is not None:
+                self.fullness.pop(owner, None)
+            self.copies -= self._held[position]
+            self._held[position] = self._held_full[position] = 0
             self._live &= ~bit
             self._retired |= bit
 
@@ -142,10 +164,15 @@ class Mirror:
         if position is None or (tier == "host" and not self.host_indexed):
             return
         shards, bit = self._tiers[tier], self._bits[position]
-        added = 0
+        added = gained = 0
+        on_device = tier == "device"
+        eviction = self.eviction
+        ghosts = eviction.ghosts if on_device else NO_GHOSTS
         for key in keys:
             shard = shards[key & _MASK]
             bits = shard.get(key)
+            if not key & SAMPLED and key in ghosts and not (bits is not None and bits & bit):
+                eviction.returned(key)
             if bits is None:
                 if self.size + added >= self.key_limit and not self._make_room(tier):
                     self.refused_keys += 1
@@ -153,9 +180,15 @@ class Mirror:
                 # `bit` itself is stored, so all keys of a single holder share one integer object.
                 shard[key] = bit
                 added += 1
+                gained += 1
             elif not bits & bit:
                 shard[key] = bits | bit
+                gained += 1
         self._sizes[tier] += added
+        if on_device and gained:
+            self.copies += gained
+            self._held[position] += gained
+            self._weigh(position)
 
     def remove(self, slot: int, tier: Tier, keys: Iterable[int]) -> None:
         """Remove keys from an open slot; keys it does not hold are ignored."""
@@ -163,15 +196,32 @@ class Mirror:
         if position is None:
             return
         shards, bit = self._tiers[tier], self._bits[position]
+        on_device, lost = tier == "device", 0
         for key in keys:
             shard = shards[key & _MASK]
             bits = shard.get(key)
             if bits is not None and bits & bit:
+                lost += 1
+                if on_device and not key & SAMPLED:
+                    self.eviction.evicted(key, self.copies)
                 if bits == bit:
                     del shard[key]
                     self._sizes[tier] -= 1
                 else:
                     shard[key] = bits ^ bit
+        if on_device and lost:
+            self.copies -= lost
+            self._held_full[position] = self._held[position]
+            self._held[position] -= lost
+            self._weigh(position)
+
+    def _weigh(self, position: int) -> None:
+        """Note how full the position's worker is."""
+        full = self._held_full[position]
+        owner = self._owners.get(self._bits[position])
+        if full and owner is not None:
+            share = self._held[position] / full
+            self.fullness[owner] = min(1.0, max(0.0, (share - FILLING) / (FULL - FILLING)))
 
     def _make_room(self, tier: Tier) -> bool:
         """Device keys push the host tier out, once; says whether there is room for one more key of `tier`."""

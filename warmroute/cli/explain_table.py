@@ -11,9 +11,11 @@ from typing import Any, Final
 from warmroute.cli.index_prompt import REASONS
 from warmroute.cli.index_table import NOTHING, WIDTH, align, cut, number
 
+MILLIONS: Final = 1_000_000
+"""From here on a number of tokens is written in millions."""
 ROWS: Final = 20
 """Workers shown; --json has all."""
-NAME_WIDTH: Final = 22
+NAME_WIDTH: Final = 20
 SOURCES: Final = 6
 """Parts of a prompt that are named, those with most tokens."""
 
@@ -79,7 +81,7 @@ def _shown(candidates: Sequence[View], winner: View | None) -> list[View]:
 
 def _cost_lines(shown: Sequence[View], decision: View) -> list[str]:
     unit, winner = decision["unit"], decision["winner"]["worker"]
-    head = ("", "WORKER", "COST", "PENDING", "UNCACHED", "IN FLIGHT", "DECODE", "MEMORY", "FIRST BYTE")
+    head = ("", "WORKER", "COST", "PENDING", "UNCACHED", "STREAMS", "PRICE", "DECODE", "MEMORY", "SLOT", "1ST BYTE")
     rows = [head]
     for each in shown:
         terms = each["terms"]
@@ -88,17 +90,28 @@ def _cost_lines(shown: Sequence[View], decision: View) -> list[str]:
                 "*" if each["worker"] == winner else " ",
                 cut(each["worker"], NAME_WIDTH),
                 _cost(terms["cost"], unit),
-                f"{terms['pending_tokens']:,.0f}",
+                _cost(terms["pending_tokens"], "tokens"),
                 f"{terms['uncached_tokens']:,.0f}",
                 f"{terms['in_flight']:,}",
+                _price(terms),
                 _cost(terms["decode"], unit) if terms["decode"] else NOTHING,
                 _cost(terms["memory"], unit) if terms["memory"] else NOTHING,
+                _cost(terms["slot_wait"], unit) if terms.get("slot_wait") else NOTHING,
                 NOTHING if each["estimate_seconds"] is None else f"{each['estimate_seconds']:.3f} s",
             )
         )
-    weights = ", ".join(f"{name} {value:g}" for name, value in decision["weights"].items())
+    weights = ", ".join(
+        f"{name} {'measured' if value is None else f'{value:g}'}" for name, value in decision["weights"].items()
+    )
     said = f" ({weights})" if decision["policy"] == "warm" else ""
     return [*_wrapped(f"Policy {decision['policy']}{said}; costs in {unit}:"), *align(rows, left=(0, 1))]
+
+
+def _price(terms: View) -> str:
+    """Of an uncached token, beside its prefill and the streams that it stalls; gateways of former releases do not
+    say."""
+    price = terms.get("eviction", 0.0) + terms.get("queued", 0.0)
+    return f"{1 + price:.2f}" if price else NOTHING
 
 
 def _match_lines(shown: Sequence[View]) -> list[str]:
@@ -161,7 +174,7 @@ def _notes(explanation: View, candidates: Sequence[View]) -> list[str]:
 
 def _cost(value: float, unit: str) -> str:
     if unit == "tokens":
-        return f"{value:,.0f}"
+        return f"{value:,.0f}" if value < MILLIONS else f"{value / 1e6:,.1f}M"
     return f"{value:.3f}" if unit == "seconds" else f"{value:g}"
 
 

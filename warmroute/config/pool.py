@@ -39,9 +39,12 @@ class KubernetesDiscoveryConfig(Section):
 
 
 class Weights(Section):
-    """Weights of `warm`'s cost: pending + (1 + g + w n) uncached + decode_tokens n + memory_tokens over, in tokens."""
+    """Weights of `warm`'s cost, in tokens: pending + (1 + g + q + w n) uncached + decode_tokens n + memory_tokens over
+    + the wait for a slot."""
 
-    g: float = Field(3.0, ge=0, le=1e3, description="price of the blocks evicted to make room")
+    g: float | None = Field(
+        None, ge=0, le=1e3, description="price of the blocks evicted to make room; measured when left out"
+    )
     w: float = Field(0.2, ge=0, le=1e3, description="price of stalling each request in flight")
     host_price: float = Field(
         0.25, ge=0, le=1, description="share of a host block's tokens that fetching it costs; 1: as if not cached"

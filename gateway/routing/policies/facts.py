@@ -23,11 +23,15 @@ class RequestFacts:
     """One request. `sequence` numbers the requests of this gateway and pool; `prompt_tokens` is 0 when not known.
 
     `affinity` is a hash of what such requests have in common, the prompt's first blocks or the session; 0 for nothing.
+    Of the pool's latest requests: `stay_seconds`, how long a reply takes from its first byte to its last, and
+    `usual_work_tokens`, how much prefill a request is; means, 0 when not known.
     """
 
     sequence: int
     prompt_tokens: int
     affinity: int = 0
+    stay_seconds: float = 0.0
+    usual_work_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ class CandidateFacts:
     the host. `reserved_tokens`: prefill booked by gateways and not yet computed. `reported_waiting_tokens`: the
     engine's own count, None when its report is missing or late. `in_flight`: requests booked on it. `kv_use`: share of
     its KV cache that running requests hold, by its report, None as above. `kv_capacity_tokens`: 0 when not known.
-    `rate`: None while it is not learned.
+    `rate`: None while it is not learned. `slots`: sequences that it runs at a time, 0 when not known. `eviction`: what
+    a token evicted there costs, in prefills of it; None where that cannot be seen.
     """
 
     worker: str
@@ -73,6 +78,8 @@ class CandidateFacts:
     kv_use: float | None
     kv_capacity_tokens: int
     rate: PrefillRate | None
+    slots: int
+    eviction: float | None
 
     def __init__(
         self,
@@ -85,6 +92,8 @@ class CandidateFacts:
         kv_use: float | None = None,
         kv_capacity_tokens: int = 0,
         rate: PrefillRate | None = None,
+        slots: int = 0,
+        eviction: float | None = None,
     ) -> None:
         self.worker = worker
         self.matched_tokens = matched_tokens
@@ -95,6 +104,8 @@ class CandidateFacts:
         self.kv_use = kv_use
         self.kv_capacity_tokens = kv_capacity_tokens
         self.rate = rate
+        self.slots = slots
+        self.eviction = eviction
 
 
 @dataclass(slots=True, init=False)
@@ -102,7 +113,8 @@ class Terms:
     """What a policy made of one candidate; `cost` decides, least first, in the decision's unit.
 
     `work_tokens` is what a booking takes: the uncached tokens, or in seconds form what they cost as plain tokens.
-    `decode` and `memory` are parts of the cost, in its unit.
+    `decode`, `memory` and `slot_wait` are parts of the cost, in its unit. `eviction` and `queued` are parts of what an
+    uncached token costs: of what it evicts, and of whom it delays.
     """
 
     worker: str
@@ -114,6 +126,9 @@ class Terms:
     work_tokens: float
     decode: float
     memory: float
+    slot_wait: float
+    eviction: float
+    queued: float
 
     def __init__(
         self,
@@ -126,6 +141,9 @@ class Terms:
         work_tokens: float = 0.0,
         decode: float = 0.0,
         memory: float = 0.0,
+        slot_wait: float = 0.0,
+        eviction: float = 0.0,
+        queued: float = 0.0,
     ) -> None:
         self.worker = worker
         self.matched_tokens = matched_tokens
@@ -136,6 +154,9 @@ class Terms:
         self.work_tokens = work_tokens
         self.decode = decode
         self.memory = memory
+        self.slot_wait = slot_wait
+        self.eviction = eviction
+        self.queued = queued
 
 
 @dataclass(slots=True)

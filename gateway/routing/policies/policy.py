@@ -26,6 +26,10 @@ Fact = Literal[
     "kv_use",
     "kv_capacity_tokens",
     "rate",
+    "slots",
+    "eviction",
+    "stay_seconds",
+    "usual_work_tokens",
 ]
 """A field of `RequestFacts` or `CandidateFacts`."""
 

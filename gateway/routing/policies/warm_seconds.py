@@ -1,7 +1,7 @@
 """The default policy's cost in seconds, once prefill rates are learned.
 
     work(p) = uncached(p) * (1 + c k (cached(p) + uncached(p) / 2)) + f(p) / a(p)
-    cost(p) = a(p) * [ pending(p) + (1 + g + w n(p)) work(p) + d n(p) + m over(p) ]
+    cost(p) = a(p) * [ pending(p) + (1 + g(p) + q + w n(p)) work(p) + d n(p) + m over(p) ] + s(p)
 
 | symbol | meaning |
 |---|---|
@@ -32,6 +32,7 @@ from gateway.routing.policies.facts import (
     unknown_waiting,
 )
 from gateway.routing.policies.memory import memory_overruns
+from gateway.routing.policies.prices import eviction_factor, eviction_price, queued_price, slot_wait_seconds
 from warmroute.config.pool import Weights
 
 
@@ -49,7 +50,9 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
     if len(rates) < len(candidates):
         usual = median_rate(rates)
         rates = [candidate.rate or usual for candidate in candidates]
-    price, per_work, per_stream, context = weights.host_price, 1 + weights.g, weights.w, weights.context
+    price, fixed, per_stream, context = weights.host_price, weights.g, weights.w, weights.context
+    queued, factor = queued_price(request, candidates, unknown), eviction_factor(candidates, per_stream)
+    stay = request.stay_seconds
     per_reply, per_overrun = weights.decode_tokens, weights.memory_tokens
     terms = []
     for candidate, rate, over in zip(candidates, rates, overruns, strict=True):
@@ -64,8 +67,26 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
         # As `rate.work_tokens`, without the call where context does not count.
         work = rate.work_tokens(uncached, tokens - uncached, context) if context else uncached + rate.fixed / per_token
         decode, memory = per_token * per_reply * in_flight, per_token * per_overrun * over
-        cost = per_token * (pending + (per_work + per_stream * in_flight) * work) + decode + memory
-        terms.append(Terms(candidate.worker, matched, pending, uncached, in_flight, cost, work, decode, memory))
+        eviction = eviction_price(candidate, fixed, factor)
+        wait = slot_wait_seconds(candidate, stay) if candidate.slots else 0.0
+        price_of_work = 1 + eviction + queued + per_stream * in_flight
+        cost = per_token * (pending + price_of_work * work) + decode + memory + wait
+        terms.append(
+            Terms(
+                candidate.worker,
+                matched,
+                pending,
+                uncached,
+                in_flight,
+                cost,
+                work,
+                decode,
+                memory,
+                wait,
+                eviction,
+                queued,
+            )
+        )
     return least(terms, random, "seconds")
 
 

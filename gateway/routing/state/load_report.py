@@ -19,3 +19,5 @@ class Report:
     kv_cache_usage: float
     measured_at: float
     source: str = ""
+    slots: int = 0
+    """Sequences that it runs at a time; 0 where that is not known."""

@@ -18,6 +18,7 @@ from gateway.routing.census.workers import Worker
 from gateway.routing.policies.facts import CandidateFacts, PrefillRate
 from gateway.routing.state.approximate import DEFAULT_CAPACITY_KEYS, ApproximateIndex
 from gateway.routing.state.load_report import FRESH_SECONDS, Report
+from gateway.routing.state.means import RunningMean
 from gateway.routing.state.peer_sync import PeerSync
 from gateway.routing.state.predictions import Predictions
 from gateway.routing.state.rates import PrefillRates
@@ -53,6 +54,10 @@ class PoolState:
         self.approximate = ApproximateIndex()
         self.rates = PrefillRates()
         self.sessions = Sessions()
+        self.work_tokens = RunningMean()
+        """Prefill of a request."""
+        self._stays = RunningMean()
+        self._whole = RunningMean()
         self.retry_budget = RetryBudget(config.retry_ratio, config.retries_per_second)
         self._pool = config.name
         self._reports = reports
@@ -82,6 +87,7 @@ class PoolState:
         late, reports, rates = self.index.late, self._reports.of(self._pool), self._rates
         bookings = self.reservations.all if shared else self.reservations.own
         oldest = now - FRESH_SECONDS
+        fullness, eviction_price = self.index.mirror.fullness, self.index.mirror.eviction.price
         tokens, size = (prompt.tokens, space.index_block_tokens) if keys and prompt and space else (0, 0)
         facts: list[CandidateFacts] = []
         matches: list[Match] = []
@@ -89,13 +95,17 @@ class PoolState:
             uid, index_id = worker.uid, worker.index_id
             waiting: int | None = None
             kv_use: float | None = None
+            slots = 0
+            eviction: float | None = None
             match = NO_MATCH
             booked = bookings.get(uid, NOTHING)
             if index_id is not None and index_id not in late:
                 match = confirmed.get(index_id, NO_MATCH)
+                if not worker.approximate:
+                    eviction = eviction_price * fullness.get(index_id, 0.0)
                 report = reports.get(index_id)
                 if report is not None and report.measured_at >= oldest:
-                    waiting, kv_use = report.waiting_tokens, report.kv_cache_usage
+                    waiting, kv_use, slots = report.waiting_tokens, report.kv_cache_usage, report.slots
                     if not shared:
                         booked = self.peers.without_others(uid, report)
             if approximate and worker.approximate:
@@ -122,6 +132,8 @@ class PoolState:
                     kv_use,
                     worker.capacity_tokens,
                     rates.get(uid),
+                    slots,
+                    eviction,
                 )
             )
         return facts, matches
@@ -134,6 +146,19 @@ class PoolState:
                 if depth > depths.get(uid, 0):
                     depths[uid] = depth
         return depths
+
+    @property
+    def stay_seconds(self) -> float:
+        """From a reply's first byte to its last, in the mean, or all of it where replies are not streamed; 0 before the
+        first."""
+        return self._stays.value or self._whole.value
+
+    def replied(self, seconds: float, first_byte_seconds: float, *, streamed: bool) -> None:
+        """A reply has come whole: so long after the pick, and its first byte."""
+        if streamed:
+            self._stays.observe(seconds - first_byte_seconds)
+        else:
+            self._whole.observe(seconds)
 
     def computed(self, worker: Worker, prompt: Prompt) -> None:
         """A reply's first byte came: a worker in approximate mode is taken to hold the prompt now."""

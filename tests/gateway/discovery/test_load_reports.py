@@ -94,6 +94,21 @@ def test_a_departure_that_another_replica_tells_late_changes_nothing() -> None:
     assert reports.get(POOL, "w", time.monotonic()) is None
 
 
+def test_slots_are_learned_from_the_reports(redis_url: str) -> None:
+    async def scenario() -> None:
+        async with indexer(redis_url) as index:
+            reports, _ = reports_from(index.address)
+            loads = [EngineLoad(8, 0, 0, 0.5)]
+            worker = engine(index.address, "w", load=lambda: loads[0])
+            async with running(reports.run(), worker.publisher.run()):
+                report = await eventually(lambda: reports.get(POOL, "w", time.monotonic()))
+                assert report.slots == 0
+                loads[0] = EngineLoad(8, 3, 300, 0.5)
+                await eventually(lambda: reports.get(POOL, "w", time.monotonic()).slots == 8)
+
+    asyncio.run(scenario())
+
+
 def test_two_replicas_are_both_listened_to_and_a_name_that_does_not_resolve_is_no_end(redis_url: str) -> None:
     async def scenario() -> None:
         async with indexer(redis_url) as one, indexer(redis_url) as two:

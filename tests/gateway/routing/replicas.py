@@ -16,12 +16,12 @@ from tests.gateway.routing.support import NAMES, Pool
 
 class Replicas:
     """`at` plans, `run` lets time pass. Each gateway sends as the exchange does: at once, then after its pause; none
-    does where they are not `shared`."""
+    does where they are not `shared`. `config`: the pool's."""
 
     def __init__(
-        self, number: int, names: tuple[str, ...] = NAMES, *, delay: float = 0.002, shared: bool = True
+        self, number: int, names: tuple[str, ...] = NAMES, *, delay: float = 0.002, shared: bool = True, **config
     ) -> None:
-        self.pools = [Pool(names) for _ in range(number)]
+        self.pools = [Pool(names, **config) for _ in range(number)]
         for position, pool in enumerate(self.pools):
             # Else all would break ties alike.
             pool.router.random = Random(position)

@@ -22,14 +22,17 @@ def test_it_tells_the_winner_its_terms_and_the_next_best() -> None:
         "policy": "warm",
         "candidates": 4,
         "unit": "tokens",
-        "cost": 64.0,
-        "next_cost": 2560.0,
+        "cost": 20.0,
+        "next_cost": 800.0,
         "matched_tokens": 624,
         "uncached_tokens": 16.0,
         "pending_tokens": 0.0,
         "in_flight": 0,
         "decode": 0.0,
         "memory": 0.0,
+        "slot_wait": 0.0,
+        "eviction": 0.25,
+        "queued": 0.0,
     }
 
 

@@ -70,11 +70,14 @@ def test_each_tier_and_each_term() -> None:
     for worker in workers.values():
         terms = worker.terms
         assert terms is not None
-        work = (1 + weights["g"] + weights["w"] * terms.in_flight) * terms.uncached_tokens
+        price = 1 + terms.eviction + terms.queued + weights["w"] * terms.in_flight
+        work = price * terms.uncached_tokens
         assert terms.cost == pytest.approx(terms.pending_tokens + work + terms.decode + terms.memory)
     # Who does not report counts as the median of those that do.
     assert [workers[name].terms.pending_tokens for name in NAMES] == [500, 500, 500, 500]
-    assert [each.worker for each in view.workers] == ["b", "a", "c", "d"]
+    # What c evicts cannot be seen: it counts as dear.
+    assert [each.worker for each in view.workers] == ["b", "a", "d", "c"]
+    assert [workers[name].terms.eviction for name in NAMES] == [0.25, 0.25, 3.0, 0.25]
     assert (view.winner.worker, view.winner.tied, view.winner.next_best) == ("b", 1, "a")
     assert view.winner.margin == pytest.approx(workers["a"].terms.cost - workers["b"].terms.cost)
     assert orjson.loads(orjson.dumps(view))["winner"]["worker"] == "b"

@@ -49,7 +49,7 @@ def test_siblings_of_a_new_prefix_stay_together_until_the_load_bound() -> None:
         counts = Counter(assignment.worker_id for assignment in assignments)
         first = assignments[0].worker_id
         assert [assignment.worker_id for assignment in assignments[:5]] == [first] * 5
-        assert counts[first] > len(prompts) / len(NAMES)
+        assert counts[first] >= len(prompts) / len(NAMES)
         # Few copies of the prefix are computed: less work than a copy on every request, by far.
         uncached = sum(6080 - assignment.matched_tokens for assignment in assignments)
         assert uncached < 0.3 * 6080 * len(prompts)

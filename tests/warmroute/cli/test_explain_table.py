@@ -43,7 +43,7 @@ def explanation(**changes: Any) -> dict[str, Any]:
     decision = {
         "policy": "warm",
         "unit": "tokens",
-        "weights": {"g": 3.0, "w": 0.2, "decode_tokens": 100.0},
+        "weights": {"g": None, "w": 0.2, "decode_tokens": 100.0},
         "bookings": "all gateways",
         "candidates": 2,
         "winner": {"worker": "vllm-0", "cost": 1234.5, "tied": 1, "next_best": "vllm-1", "margin": 4000.0},
@@ -70,7 +70,7 @@ def test_prompt_costs_matches_and_the_winner() -> None:
         "model org/model; 6,758 tokens = 105 index blocks of 64 tokens",
         "38 without a key",
         "Tokens from messages[0] (system) 6,000, template 8, messages[1] (user) 750",
-        "Policy warm (g 3, w 0.2, decode_tokens 100); costs in tokens:",
+        "Policy warm (g measured, w 0.2, decode_tokens 100); costs in tokens:",
         "Not considered: vllm-2 (ejected; holds 6,144).",
         "Winner: vllm-0, at 1,234 tokens; vllm-1 would cost 4,000 more.",
     ):
@@ -80,7 +80,7 @@ def test_prompt_costs_matches_and_the_winner() -> None:
         ["*", "vllm-0", "1,234", "100", "614", "3", "300"]
     ]
     assert "MEMORY" not in text
-    assert "FIRST BYTE" not in text
+    assert "1ST BYTE" not in text
     assert "note:" not in text
 
 
@@ -91,6 +91,7 @@ def test_it_is_100_columns_wide_however_much_there_is_to_say() -> None:
     load = {"in_flight": 99_999, "reserved_tokens": 9_999_999, "waiting_tokens": 9_999_999, "kv_use": 1.0}
     terms = {"pending_tokens": 9_999_999.0, "uncached_tokens": 999_999.0, "work_tokens": 1.0, "in_flight": 99_999}
     terms |= {"decode": 9_999_900.0, "memory": 50_000.0, "cost": 19_999_999.0}
+    terms |= {"slot_wait": 20_000.0, "eviction": 8.25, "queued": 2.0}
     full = worker(name, 1.0, match=big, load=load, terms=terms, estimate_seconds=123.456, index="current")
     segments = [{"source": f"messages[{number}] (assistant)", "first_token": 0, "tokens": 9} for number in range(300)]
     winner = {"worker": name, "cost": 19_999_999.0, "tied": 1, "next_best": name, "margin": 9_999_999.0}
@@ -98,7 +99,7 @@ def test_it_is_100_columns_wide_however_much_there_is_to_say() -> None:
     text = explanation_text(explanation(prompt={"segments": segments}, decision=decision))
     assert max(map(len, text.splitlines())) <= 100
     assert "294 other parts 2,646" in " ".join(text.split())
-    for column in ("MEMORY", "FIRST BYTE", "DEVICE", "HOST", "ROUTED", "EXPECTED", "WAITING", "KV USE"):
+    for column in ("PRICE", "SLOT", "MEMORY", "1ST BYTE", "DEVICE", "HOST", "ROUTED", "EXPECTED", "WAITING", "KV USE"):
         assert column in text
 
 

@@ -23,6 +23,8 @@ candidates = st.lists(
         in_flight=st.integers(0, 200),
         kv_use=st.none() | st.floats(0, 1),
         kv_capacity_tokens=st.sampled_from([0, 100_000]),
+        slots=st.sampled_from([0, 8, 64]),
+        eviction=st.none() | st.floats(0, 20),
         rate=st.none() | st.builds(PrefillRate, st.floats(1e-6, 1e-2), st.floats(0, 1), st.floats(0, 1e-4)),
     ),
     min_size=1,

@@ -87,7 +87,7 @@ def costs(name: str, asked: RequestFacts, workers: list[CandidateFacts], weights
     return [term.cost for term in POLICIES[name].choose(asked, workers, weights, Random(1)).terms]
 
 
-PLAIN = CandidateFacts("", 0, 0, 0, 0, 0, None, 0, None)
+PLAIN = CandidateFacts("", 0, 0, 0, 0, 0, None, 0, None, 0, None)
 """A worker of which nothing is known."""
 
 
@@ -117,24 +117,30 @@ CHANGES = {
     "kv_use": 0.99,
     "kv_capacity_tokens": 2000,
     "rate": PrefillRate(1e-3, 0.5, 1e-4),
+    "slots": 2,
+    "eviction": 0.7,
+    "stay_seconds": 9.0,
+    "usual_work_tokens": 70.0,
 }
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_each_fact_and_weight_that_is_declared_changes_a_cost(name: str) -> None:
-    """On three workers of which nearly all is known, one of them changed."""
+    """On three workers of which nearly all is known, one of them changed; with few slots, of which it has none free, or
+    with many."""
     rate = PrefillRate(1e-4, 0.1, 1e-5)
-    worker = CandidateFacts("a", 512, 128, 1000, 700, 2, 0.93, 100_000, rate)
+    worker = CandidateFacts("a", 512, 128, 1000, 700, 2, 0.93, 100_000, rate, 3, 0.5)
     workers = [worker, replace(worker, worker="b", in_flight=3), replace(worker, worker="c")]
-    asked, weights = request(2000, 3, 77), Weights(context=0.5)
-    before = costs(name, asked, workers, weights)
+    asked, weights = replace(request(2000, 3, 77), stay_seconds=2.0, usual_work_tokens=900.0), Weights(context=0.5)
+    bases = [workers, [replace(each, slots=8) for each in workers]]
+    before = [costs(name, asked, base, weights) for base in bases]
     for fact in POLICIES[name].facts:
         change = {fact: CHANGES[fact]}
         if hasattr(asked, fact):
-            after = costs(name, replace(asked, **change), workers, weights)
+            after = [costs(name, replace(asked, **change), base, weights) for base in bases]
         else:
             # Of all workers at once too: a policy may draw the workers that it looks at.
-            after = costs(name, asked, [replace(each, **change) for each in workers], weights)
+            after = [costs(name, asked, [replace(each, **change) for each in base], weights) for base in bases]
         assert after != before, fact
     for weight in POLICIES[name].weights:
-        assert costs(name, asked, workers, weights.model_copy(update={weight: 0.125})) != before, weight
+        assert costs(name, asked, workers, weights.model_copy(update={weight: 0.125})) != before[0], weight
