@@ -112,6 +112,7 @@ def _publisher(
             cache_tokens=runner.capacity_blocks * runner.block_tokens, index_block_tokens=config.index_block_tokens
         ),
         files=files,
+        max_running_requests=config.max_batch_requests,
     )
     try:
         return Publisher(config.indexer or "", identity, runner.load, metrics, security)

@@ -86,9 +86,11 @@ EventSink = Callable[[Sequence[CacheEvent]], None]
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """An engine's load at one moment. `waiting_tokens`: prompt tokens of waiting requests neither cached nor computed.
-    `kv_cache_usage`: share of the blocks that running requests hold, 0 to 1."""
+    `kv_cache_usage`: share of the blocks that running requests hold, 0 to 1. `max_running_requests`: how many it runs
+    at a time at most, 0 where the engine does not tell."""
 
     running_requests: int = 0
     waiting_requests: int = 0
     waiting_tokens: int = 0
     kv_cache_usage: float = 0.0
+    max_running_requests: int = 0

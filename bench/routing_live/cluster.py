@@ -89,11 +89,11 @@ class Cluster:
 
     # --- engines -----------------------------------------------------------------------------------------------------
 
-    def start_over(self, cache_tokens: int) -> None:
+    def start_over(self, cache_tokens: int, running_requests: int) -> None:
         """All engines with empty caches of this size, which the index knows. Raises TimeoutError."""
         self._wait(lambda: all(self._states("idle")), IDLE_SECONDS, "the engines do not become idle")
         for port in self._ports:
-            _call(port, "PUT", {"cache_tokens": cache_tokens})
+            _call(port, "PUT", {"cache_tokens": cache_tokens, "running_requests": running_requests})
         self._wait(lambda: all(self._states("published")), START_SECONDS, "the engines do not publish")
 
     def late_seconds(self) -> float:

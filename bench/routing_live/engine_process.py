@@ -1,7 +1,8 @@
 """`python -m bench.routing_live.engine_process PORT NUMBER INDEXER MODEL_FOLDER`: one simulated engine as a worker.
 
 It speaks OpenAI's chats over HTTP, streamed and not, and publishes its cache and load with the production publisher.
-`GET /simulation` tells how it is, `PUT /simulation {"cache_tokens": N}` makes it start over with an empty cache.
+`GET /simulation` tells how it is, `PUT /simulation {"cache_tokens": N, "running_requests": M}` makes
+it start over with an empty cache.
 """
 
 from __future__ import annotations
@@ -160,10 +161,14 @@ class EngineServer:
     async def _start_over(self, request: web.Request) -> web.Response:
         if not self._engine.idle:
             return _json({"error": {"message": "the engine is not idle"}}, 409)
-        cache_tokens = int((await request.json())["cache_tokens"])
-        self._engine.start_over(cache_tokens)
+        asked = await request.json()
+        cache_tokens = int(asked["cache_tokens"])
+        running_requests = int(asked["running_requests"])
+        self._engine.start_over(cache_tokens, running_requests)
         # As a restarted worker says Hello again: the index's sets are laid out for the capacity.
-        self._publisher.identity = replace(self._identity, capacity_keys=_capacity_keys(cache_tokens))
+        self._publisher.identity = replace(
+            self._identity, capacity_keys=_capacity_keys(cache_tokens), max_running_requests=running_requests
+        )
         self._publisher.apply([CacheCleared()])
         return web.Response()
 

@@ -82,7 +82,7 @@ def measure(
             report.figures[f"{name}.idle_cpu_ms_per_s"] = round(idle * 1e3, 2)
             for workload in workloads:
                 report.progress(f"{name}: {workload.name}, {workload.requests} requests")
-                cluster.start_over(workload.cache_tokens)
+                cluster.start_over(workload.cache_tokens, workload.running_requests)
                 before = front.cpu_seconds()
                 replies = uvloop.run(drive(front.port, workload))
                 cpu_seconds = front.cpu_seconds() - before - idle * replies.seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worker.engine.blocks import BlockPool
 from worker.engine.request import EngineRequest, SamplingParams, TokenOutput
@@ -69,9 +69,10 @@ class SimulatedEngine:
         """Whether no request is in it."""
         return not self._scheduler.has_work()
 
-    def start_over(self, cache_tokens: int) -> None:
-        """An empty cache of this size; only while it is idle."""
+    def start_over(self, cache_tokens: int, running_requests: int) -> None:
+        """An empty cache of this size, and so many requests at a time; only while it is idle."""
         assert self.idle
+        self.machine = replace(self.machine, running_requests=running_requests)
         self._scheduler = self._new_scheduler(cache_tokens)
         self.late_seconds = 0.0
 

@@ -38,12 +38,14 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Chats in the order of their beginnings, and the engines that they meet. `cache_tokens`: KV cache of each."""
+    """Chats in the order of their beginnings, and the engines that they meet. `cache_tokens`: KV cache of each;
+    `running_requests`: how many each runs at a time."""
 
     name: str
     about: str
     cache_tokens: int
     chats: tuple[Chat, ...]
+    running_requests: int = 16
 
     @property
     def requests(self) -> int:
@@ -129,10 +131,12 @@ class Recipe:
     about: str
     cache_tokens: int
     traffic: Tenants | Bursts
+    running_requests: int = 16
 
     def workload(self, name: str, seed: int, scale: Scale) -> Workload:
         """The chats that a seed gives."""
-        return Workload(name, self.about, self.cache_tokens, self.traffic.chats(Random(f"{seed} {name}"), scale))
+        chats = self.traffic.chats(Random(f"{seed} {name}"), scale)
+        return Workload(name, self.about, self.cache_tokens, chats, self.running_requests)
 
 
 RECIPES: Final = {
@@ -145,6 +149,12 @@ RECIPES: Final = {
         "17 tenants with system prompts of 3,000 tokens, half of the traffic of one of them",
         65_536,
         Tenants(17, 3000, 60, 24, 5, 1.0, requests_per_second=40, hot_share=0.5),
+    ),
+    "slots": Recipe(
+        "17 tenants with 4,000 tokens, half of the traffic of one, engines that run 8 requests at a time",
+        200_000,
+        Tenants(17, 4000, 60, 100, 4, 1.0, requests_per_second=30, hot_share=0.5),
+        running_requests=8,
     ),
     "tight_cache": Recipe(
         "80 tenants with 1,500 tokens, of which one engine can keep 16, all together 131",

@@ -147,7 +147,7 @@ class LoadReports:
                 kv_cache_usage=load.kv_cache_usage,
                 measured_at=now - item.age_ms / 1000,
                 source=source,
-                slots=slots.observe(load.running_requests, load.waiting_requests),
+                slots=load.max_running_requests or slots.observe(load.running_requests, load.waiting_requests),
             )
         for worker in response.gone:
             # A worker that moved is gone from one replica after another reports it.

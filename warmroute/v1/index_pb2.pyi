@@ -386,6 +386,7 @@ class Load(_message.Message):
     UNPUBLISHED_KEYS_FIELD_NUMBER: _builtins.int
     UNPUBLISHED_MS_FIELD_NUMBER: _builtins.int
     ORPHANED_BLOCKS_FIELD_NUMBER: _builtins.int
+    MAX_RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     seq: _builtins.int
     """The state number last sent; a difference from the ledger's is answered with SnapshotWanted."""
@@ -402,6 +403,8 @@ class Load(_message.Message):
     unpublished_ms: _builtins.int
     orphaned_blocks: _builtins.int
     """Engine blocks left out of the index because their parent is unknown, since the worker's start."""
+    max_running_requests: _builtins.int
+    """Requests that are computed at a time at most, by the engine's configuration; 0 where it does not tell."""
     def __init__(
         self,
         *,
@@ -414,10 +417,11 @@ class Load(_message.Message):
         unpublished_keys: _builtins.int = ...,
         unpublished_ms: _builtins.int = ...,
         orphaned_blocks: _builtins.int = ...,
+        max_running_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_cache_usage", b"kv_cache_usage", "orphaned_blocks", b"orphaned_blocks", "running_requests", b"running_requests", "seq", b"seq", "unpublished_keys", b"unpublished_keys", "unpublished_ms", b"unpublished_ms", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_cache_usage", b"kv_cache_usage", "max_running_requests", b"max_running_requests", "orphaned_blocks", b"orphaned_blocks", "running_requests", b"running_requests", "seq", b"seq", "unpublished_keys", b"unpublished_keys", "unpublished_ms", b"unpublished_ms", "waiting_requests", b"waiting_requests", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,7 +56,8 @@ class Identity:
     """Who this worker is, for Hello. `capacity_keys`, `host_capacity_keys`: index blocks that each tier can hold; a
     tier without is not published. `capacity_blocks`, `host_capacity_blocks`: engine blocks that it can hold, where
     they are known, to notice events that were lost. `publishes_events`: False for engines that say nothing of their
-    cache. `adapters`: names of the LoRA adapters that are served."""
+    cache. `adapters`: names of the LoRA adapters that are served. `max_running_requests`: how many are computed at a
+    time at most, 0 where that is not known or each load tells it."""
 
     pool: str
     worker_id: str
@@ -72,6 +73,7 @@ class Identity:
     host_capacity_blocks: int | None = None
     publishes_events: bool = True
     adapters: tuple[str, ...] = ()
+    max_running_requests: int = 0
     files: ModelFiles = field(default_factory=ModelFiles)
     """What gateways need of the model's folder; without a tokenizer in it they cannot key its prompts."""
     instance: bytes = field(default=INSTANCE, repr=False)
@@ -296,6 +298,7 @@ class Publisher:
             unpublished_keys=self.state.unpublished,
             unpublished_ms=min(UINT32_MAX, int(self.state.unpublished_seconds(time.monotonic()) * 1000)),
             orphaned_blocks=self._blocks.orphaned,
+            max_running_requests=min(UINT32_MAX, load.max_running_requests or self.identity.max_running_requests),
         )
 
     def _set_connected(self, *, connected: bool, address: str = "") -> None:

@@ -54,7 +54,7 @@ def test_a_prompt_is_found_again_and_its_blocks_are_published() -> None:
             await finish(second)
             assert second.request.cached_tokens == 96
             await eventually(lambda: simulated.idle)
-            simulated.start_over(4096)
+            simulated.start_over(4096, 2)
             third = simulated.submit(PROMPT, REPLY)
             await finish(third)
             assert third.request.cached_tokens == 0

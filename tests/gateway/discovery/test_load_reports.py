@@ -105,6 +105,8 @@ def test_slots_are_learned_from_the_reports(redis_url: str) -> None:
                 assert report.slots == 0
                 loads[0] = EngineLoad(8, 3, 300, 0.5)
                 await eventually(lambda: reports.get(POOL, "w", time.monotonic()).slots == 8)
+                loads[0] = EngineLoad(2, 0, 0, 0.5, max_running_requests=64)  # what the engine tells goes first
+                await eventually(lambda: reports.get(POOL, "w", time.monotonic()).slots == 64)
 
     asyncio.run(scenario())
 

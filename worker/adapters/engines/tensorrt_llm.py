@@ -146,6 +146,7 @@ def read_iteration_stats(text: str) -> Scrape:
         running_requests=count(stats.get("numActiveRequests")),
         waiting_requests=count(stats.get("numQueuedRequests")),
         kv_cache_usage=min(1.0, used / most) if most else 0.0,
+        max_running_requests=count(stats.get("maxNumActiveRequests")),
     )
     return Scrape({0: load})
 
