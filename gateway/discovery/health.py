@@ -18,7 +18,8 @@ from warmroute.process.bounded_http import SESSION, ReplyError, read_bounded
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS: Final = 1.0
-TIMEOUT_SECONDS: Final = 5.0
+TIMEOUT_SECONDS: Final = 2.0
+"""An engine that stops answering is unhealthy after two of them and the pause between."""
 REPLY_LIMIT_BYTES: Final = 65_536
 """The status says all; of a longer body the rest is left, and its connection closed."""
 

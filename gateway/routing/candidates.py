@@ -40,9 +40,9 @@ def candidates(
     """The workers to choose from. `late`: ids in the index whose entries do not count now. `exclude`: uids that were
     tried.
 
-    Ejected workers are asked only when no ready one exists at all, unhealthy ones only when no ejected one does either:
-    the answer of a doubtful worker is better than none. One that starts slowly takes part in some draws of `random`.
-    `filtered` takes why each other worker, by uid, is no candidate.
+    Ejected workers are asked only when no ready one is left to try, unhealthy ones only when there is no other at all:
+    the answer of a doubtful worker is better than an error. One that starts slowly takes part in some draws of
+    `random`. `filtered` takes why each other worker, by uid, is no candidate.
     """
     workers = table.all
     if constraints.only is not None or constraints.within is not None:
@@ -54,9 +54,10 @@ def candidates(
         workers = _kept(workers, _serving(workers, constraints.adapter, exclude), "adapter not loaded", filtered)
     if table.ranked:
         workers = _kept(workers, _reachable_ranks(table, workers, late, exclude), "rank not reachable", filtered)
-    best = [worker for worker in workers if worker.healthy and worker.ejected_until <= now]
-    if not best:
-        best = [worker for worker in workers if worker.healthy] or workers
+    healthy = [worker for worker in workers if worker.healthy]
+    best = [worker for worker in healthy if worker.ejected_until <= now]
+    if not best or (exclude and all(worker.uid in exclude for worker in best)):
+        best = healthy or workers
     if filtered is not None:
         filtered |= {worker.uid: worker.state(now).value for worker in workers if worker not in best}
     untried = best

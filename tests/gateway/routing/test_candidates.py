@@ -72,6 +72,18 @@ def test_a_returning_worker_starts_slowly() -> None:
     assert full == pytest.approx(0.25, abs=0.01)
 
 
+def test_an_ejected_worker_beats_an_error_and_is_asked_last() -> None:
+    pool = Pool(("a", "b"))
+    pool.router.census.workers.get("a").eject(pool.now)
+    routed = RoutedRequest(pool.router, prompt(64))
+    assert routed.assign(frozenset()).worker_id == "b"
+    assert routed.assign(frozenset("b")).worker_id == "a"
+    assert routed.assign(frozenset("ab")) is None
+    # One that is not healthy is no help while another one is there.
+    pool.router.census.workers.get("a").healthy = False
+    assert RoutedRequest(pool.router, prompt(64)).assign(frozenset("b")) is None
+
+
 def test_a_request_pinned_to_a_worker_that_may_not_continue_its_response_goes_nowhere() -> None:
     pool = Pool()
     assert (
