@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 CHECK_SECONDS: Final = 1.0
 TIMEOUT_SECONDS: Final = 2.0
 """An engine that stops answering is unhealthy after two of them and the pause between."""
+LEFT_SECONDS: Final = 60.0
+"""How long a worker that left is looked at."""
 REPLY_LIMIT_BYTES: Final = 65_536
 """The status says all; of a longer body the rest is left, and its connection closed."""
 
@@ -27,14 +29,27 @@ REPLY_LIMIT_BYTES: Final = 65_536
 class HealthChecks:
     """Checks every worker once a second, each on its own; `run` is the one task, its owner cancels and watches it.
 
-    Bounded: at most one check a worker is under way.
+    Bounded: at most one check a worker is under way; workers that left for LEFT_SECONDS.
     """
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]], security: UpstreamSecurity | None = None) -> None:
-        """`security`: how the workers are reached; plain HTTP when None."""
+    def __init__(
+        self,
+        workers: Callable[[], Iterable[Worker]],
+        security: UpstreamSecurity | None = None,
+        on_unhealthy: Callable[[Worker], None] = lambda worker: None,
+    ) -> None:
+        """`security`: how the workers are reached; plain HTTP when None. `on_unhealthy` is told of each worker whose
+        checks begin to fail."""
         self._workers = workers
         self._security = security
+        self._on_unhealthy = on_unhealthy
         self._checks: dict[Worker, asyncio.Task[None]] = {}
+        self._left: dict[Worker, float] = {}
+
+    def left(self, worker: Worker) -> None:
+        """Discovery dropped the worker: see for a while whether it still answers, as one does that ends in order."""
+        if worker.healthy:
+            self._left[worker] = time.monotonic() + LEFT_SECONDS
 
     async def run(self) -> None:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
@@ -42,7 +57,9 @@ class HealthChecks:
         async with aiohttp.ClientSession(timeout=timeout, connector=connector, **SESSION) as session:
             try:
                 while True:
-                    for worker in self._workers():
+                    now = time.monotonic()
+                    self._left = {each: until for each, until in self._left.items() if each.healthy and now < until}
+                    for worker in [*self._workers(), *self._left]:
                         if worker not in self._checks:
                             self._start(session, worker)
                     await asyncio.sleep(CHECK_SECONDS)
@@ -90,5 +107,6 @@ class HealthChecks:
             logger.info("worker %s is ready", worker.name)
         elif was_healthy and not worker.healthy:
             logger.warning("worker %s is unhealthy: %s", worker.name, reason)
+            self._on_unhealthy(worker)
         elif not worker.healthy and worker.failed_checks == 1:
             logger.info("worker %s is not ready yet: %s", worker.name, reason)

@@ -130,6 +130,14 @@ class UpstreamPool:
             connection.abort()
         await self._watch.emptied(CLOSE_SECONDS)
 
+    def give_up(self, host: str, port: int) -> int:
+        """The worker does not answer: end the requests whose replies have not begun, which may go to another one.
+        Returns how many. Streams go on as long as they bring something."""
+        waiting = [each for each in self._watch if each.address == (host, port) and each.waiting]
+        for connection in waiting:
+            connection.expire()
+        return len(waiting)
+
     def opened(self, connection: UpstreamConnection) -> None:
         """Called by a connection once it is made."""
         self._watch.add(connection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, cast
@@ -15,6 +16,19 @@ from gateway.http.message import Header, first_values
 MOST_STATUS = 599
 JOIN_LIMIT_BYTES = 65_536
 """A write is a system call, about as dear as a copy of this much."""
+KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+"""Seconds, and milliseconds: a peer that is gone is noticed after 25 s of silence, or of bytes that it does not take
+for 30 s."""
+
+
+def notice_death(own: socket.socket | None) -> None:
+    """Have a worker's socket fail when its host is gone without a word, as a node that lost its power."""
+    if own is None or own.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:  # Linux has them all
+            own.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Failure(Enum):
@@ -100,6 +114,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._head_told = self._head_only = self._complete = self._until_close = self._reusable = False
 
     @property
+    def waiting(self) -> bool:
+        """A request was sent, and no head of its reply has come."""
+        return self._listener is not None and self._head is None
+
+    @property
     def usable(self) -> bool:
         """Not closing."""
         return not self._transport.is_closing()
@@ -145,6 +164,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._abandoned:
             self._transport.abort()
         else:
+            notice_death(transport.get_extra_info("socket"))
             self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:

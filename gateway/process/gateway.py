@@ -34,7 +34,7 @@ from gateway.requests.head_check import HeadCheck
 from gateway.requests.models import Pool
 from gateway.requests.paths import ERROR_SHAPES
 from gateway.routing.census.targets import Target
-from gateway.routing.census.workers import State
+from gateway.routing.census.workers import State, Worker
 from gateway.routing.gauges import publish_gauges
 from gateway.routing.router import PoolRouter
 from gateway.tenants.limiter import Limiter
@@ -103,16 +103,17 @@ class Gateway:
         self._peers_redis = peers_redis or redis
         self._peer_channels: list[PeerChannel] = []
         self.pools: dict[str, Pool] = {}
-        self.health: list[HealthChecks] = []
+        self.health: dict[str, HealthChecks] = {}
+        """By pool."""
         self._indexes: dict[str, PoolIndex] = {}
         self._supplies: list[KeyerSupply] = []
         self._securities: list[UpstreamSecurity] = []
         connection_limit = min(CONNECTION_LIMIT, shared_out(open_files))
         self.metrics.client_connections_limit.set(connection_limit)
         self._budget = ConnectionBudget(shared_out(open_files))
+        self.upstreams = UpstreamPool(config, budget=self._budget)
         for pool in config.pools:
             self.pools[pool.model] = self._pool(pool, redis)
-        self.upstreams = UpstreamPool(config, budget=self._budget)
         self.access = self._access(tenants_config or TenantsConfig(), limits_redis or redis)
         self._app = app = App(config, self.pools, self.upstreams, self.metrics, self.access, limits_redis or redis)
         self.server = Server(
@@ -156,8 +157,9 @@ class Gateway:
         if config.upstream_tls is not None or config.upstream_key_file is not None:
             security = UpstreamSecurity(config)
             self._securities.append(security)
-        self.health.append(HealthChecks(lambda: router.census.workers.all, security))
         upstreams = None if security is None else UpstreamPool(self.config, security, budget=self._budget)
+        give_up = partial(self._give_up, router, upstreams or self.upstreams)
+        self.health[config.name] = HealthChecks(lambda: router.census.workers.all, security, give_up)
         return Pool(router, supply.prompts, upstreams, EngineTokens(security))
 
     def _access(self, config: TenantsConfig, redis: Client) -> Access:
@@ -172,7 +174,7 @@ class Gateway:
         """Everything that runs in the background; whoever runs them notices when one ends."""
         tasks: list[Coroutine[Any, Any, None]] = [
             self._reports.run(),
-            *(checks.run() for checks in self.health),
+            *(checks.run() for checks in self.health.values()),
             *(supply.run() for supply in self._supplies),
             *(security.run() for security in self._securities),
             *self.access.tasks(),
@@ -199,6 +201,14 @@ class Gateway:
         gone = router.census.set_targets([*targets, *(target for target in static if target.uid not in names)])
         for worker in gone:
             logger.info("worker %s of pool %s is gone", worker.name, router.config.name)
+            self.health[router.config.name].left(worker)
+
+    def _give_up(self, router: PoolRouter, upstreams: UpstreamPool, worker: Worker) -> None:
+        """A worker does not answer its health checks: what waits for it goes to another one, if there is one."""
+        if any(other.healthy for other in router.census.workers.all):
+            target = worker.target
+            if count := upstreams.give_up(target.host, target.port):
+                logger.warning("worker %s: %d requests without a reply are sent elsewhere", worker.name, count)
 
     def _set_gauges(self) -> None:
         self.metrics.client_connections.set(self.server.connections)

@@ -89,3 +89,21 @@ def test_a_health_reply_without_end_costs_its_bound_alone() -> None:
             await runner.cleanup()
 
     asyncio.run(scenario())
+
+
+def test_a_worker_that_left_is_looked_at_and_its_end_is_told() -> None:
+    async def scenario() -> None:
+        told: list[Worker] = []
+        known: list[Worker] = []
+        checks = HealthChecks(lambda: known, on_unhealthy=told.append)
+        async with running(checks.run()):
+            async with engine([200]) as port:
+                worker = Worker(Target("w", "127.0.0.1", port))
+                known.append(worker)
+                await eventually(lambda: worker.healthy)
+                known.clear()
+                checks.left(worker)
+                assert told == []
+            await eventually(lambda: told == [worker])
+
+    asyncio.run(scenario())

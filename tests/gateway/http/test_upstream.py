@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -10,7 +11,7 @@ from gateway.http.message import Request
 from gateway.http.outcome import Outcome
 from gateway.http.reply import Reply
 from gateway.http.upstream import UpstreamPool
-from gateway.http.upstream_connection import UpstreamConnection
+from gateway.http.upstream_connection import UpstreamConnection, notice_death
 from gateway.process.compiled import is_compiled
 from gateway.requests.relay import relay
 from tests.gateway.http.support import (
@@ -301,3 +302,29 @@ def test_what_looks_like_the_gateways_own_headers_is_not_repeated() -> None:
             assert not any(value in (b"another", b"9", b"{}", b"theirs") for _, value in reply.headers)
 
     run(main())
+
+
+def test_given_up_are_requests_whose_replies_have_not_begun() -> None:
+    async def main() -> None:
+        async def script(link: Link) -> None:
+            await link.request()
+            await asyncio.Event().wait()
+
+        async with worker(script) as engine, gateway(engine.port) as gate:
+            waiting = asyncio.ensure_future(gate.ask(request()))
+            await eventually(lambda: engine.accepted == 1)
+            assert gate.upstreams.give_up("127.0.0.1", engine.port + 1) == 0
+            await eventually(lambda: gate.upstreams.give_up("127.0.0.1", engine.port) == 1)
+            assert (await waiting).status in {502, 504}
+            assert gate.upstreams.give_up("127.0.0.1", engine.port) == 0
+
+    run(main())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has this option")
+def test_a_workers_socket_notices_that_its_host_is_gone() -> None:
+    with socket.socket() as own:
+        notice_death(own)
+        assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+    notice_death(None)

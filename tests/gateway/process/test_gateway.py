@@ -97,6 +97,44 @@ def test_an_access_log_that_nobody_reads_does_not_hold_up_the_end(tmp_path: Path
         run(scenario(pipe))
 
 
+def test_requests_without_a_reply_leave_an_engine_that_stops_answering(tmp_path: Path) -> None:
+    """The connection stays open: nothing else would tell before `first_byte_seconds`, 300 s."""
+
+    async def scenario() -> None:
+        frozen: list[int] = []
+
+        async def script(link: Link, number: int) -> None:
+            while True:
+                request = await link.request()
+                if number in frozen:
+                    await asyncio.Event().wait()
+                elif b"/health" in request.start:
+                    await link.send(plain(b""))
+                elif frozen:
+                    await link.send(plain(b"{}"))
+                else:
+                    frozen.append(number)
+                    await asyncio.Event().wait()
+
+        async with worker(lambda link: script(link, 1)) as one, worker(lambda link: script(link, 2)) as two:
+            workers = [f"127.0.0.1:{engine.port}" for engine in (one, two)]
+            pools = [{"model": "m", "workers": workers}]
+            async with gateway(tmp_path, one.port, pools=pools) as (process, port, ready):
+                await eventually(lambda: asyncio.to_thread(ready_workers, ready, 2))
+                async with client(port) as connected:
+                    reply = await asyncio.wait_for(connected.ask(REQUEST), 20)
+                    assert (reply.status, reply.body) == (200, b"{}")
+                process.terminate()
+                _, log = await process.communicate()
+                assert b"1 requests without a reply are sent elsewhere" in log
+
+    run(scenario())
+
+
+def ready_workers(url: str, number: int) -> bool:
+    return [pool["ready_workers"] for pool in (get_json(url) or {"pools": {}})["pools"].values()] == [number]
+
+
 def test_a_signal_fails_readiness_first_and_lets_streams_finish(tmp_path: Path) -> None:
     async def scenario() -> None:
         released = asyncio.Event()
