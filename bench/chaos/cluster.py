@@ -14,6 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from bench.chaos.api_server import (
+    LABELS,
+    POD,
+    POD_IP,
+    Programs,
+    create_pod,
+    etcd_arguments,
+    kubeconfig,
+    server_arguments,
+)
 from bench.chaos.engine_process import MODEL, POOL, Settings
 from bench.chaos.proxy import Proxy
 from warmroute.cli.children import Child, free_ports, stop_all
@@ -43,13 +53,16 @@ class Part:
 class Cluster:
     """A context: started inside, all ended after it. Nothing is ready yet."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, programs: Programs | None = None) -> None:
+        """With `programs` there is an API server, by which the gateways find one worker more."""
         self._model = model
+        self._programs = programs
+        self.workers = WORKERS if programs is None else (*WORKERS, POD)
         self.parts: dict[str, Part] = {}
         self.proxies: dict[str, Proxy] = {}
-        names = ["redis", "indexer", *WORKERS, *GATEWAYS]
+        names = ["redis", "indexer", *self.workers, *GATEWAYS, "etcd", "etcd-peer", "api-server"]
         admins = ["indexer", "agent-1", *GATEWAYS]
-        ways = ["redis", "indexer", "worker-1", "engine-1", "agent-1", "gateway-1"]
+        ways = ["redis", "indexer", "worker-1", "engine-1", "agent-1", "gateway-1", "api-server"]
         ports = iter(free_ports(len(names) + len(admins) + len(ways) + 2))
         self.ports = {name: next(ports) for name in names}
         self.admin_ports = {name: next(ports) for name in admins}
@@ -58,6 +71,7 @@ class Cluster:
         self._events_ports = (next(ports), next(ports))
         self.restarts = 0
         self._supervisor: asyncio.Task[None] | None = None
+        self._pod_uid = ""
 
     async def __aenter__(self) -> Self:
         self._temporary = tempfile.TemporaryDirectory(prefix="warmroute-chaos-")
@@ -65,6 +79,8 @@ class Cluster:
         try:
             for proxy in self.proxies.values():
                 await proxy.start()
+            if self._programs is not None:
+                await self._start_api_server(self._programs)
             self._start_all()
         except BaseException:
             await self._end()
@@ -93,16 +109,28 @@ class Cluster:
     def reached_at(self, name: str) -> str:
         """Where others reach a part: through its proxy, if it has one."""
         proxy = self.proxies.get(name)
-        return f"127.0.0.1:{self.ports[name]}" if proxy is None else proxy.address
+        return f"{self.host(name)}:{self.ports[name]}" if proxy is None else proxy.address
+
+    def host(self, name: str) -> str:
+        """Where a part listens."""
+        return POD_IP if name == POD else "127.0.0.1"
+
+    async def _start_api_server(self, programs: Programs) -> None:
+        ports, folder = self.ports, self.folder
+        self._start("etcd", *etcd_arguments(programs, folder, ports["etcd"], ports["etcd-peer"]))
+        self._start("api-server", *server_arguments(programs, folder, ports["api-server"], ports["etcd"]))
+        self._pod_uid = await asyncio.to_thread(create_pod, ports["api-server"])
+        (folder / "kubeconfig").write_text(kubeconfig(self.proxies["api-server"].address), "utf-8")
 
     def _start_all(self) -> None:
         self._start("redis", "warmroute.cli.embedded_redis", str(self.ports["redis"]))
         redis = {"url": f"redis://{self.reached_at('redis')}/0"}
         self._warmroute("indexer", {"indexer": {**self._listen("indexer"), "open": True}, "redis": redis})
-        for name in WORKERS:
+        for name in self.workers:
             settings: Settings = {
+                "host": self.host(name),
                 "port": self.ports[name],
-                "name": name,
+                "name": self._pod_uid if name == POD else name,
                 "address": self.reached_at(name),
                 "model_folder": str(self._model),
             }
@@ -127,10 +155,15 @@ class Cluster:
 
     def _gateway(self, name: str) -> dict[str, Any]:
         workers = [{"address": self.reached_at(worker), "worker_id": worker} for worker in WORKERS]
+        pool: dict[str, Any] = {"name": POOL, "model": MODEL, "model_path": str(self._model), "workers": workers}
+        if self._programs is not None:
+            selector = ",".join(f"{key}={value}" for key, value in LABELS.items())
+            file = str(self.folder / "kubeconfig")
+            pool["kubernetes"] = {"selector": selector, "port": self.ports[POD], "kubeconfig": file}
         return {
             **self._listen(name),
             "indexers": [self.reached_at("indexer")],
-            "pools": [{"name": POOL, "model": MODEL, "model_path": str(self._model), "workers": workers}],
+            "pools": [pool],
             "first_byte_seconds": FIRST_BYTE_SECONDS,
             "drain_seconds": 3.0,
             # What a full disk has to stop.

@@ -54,6 +54,7 @@ CACHE_BLOCKS: Final = CACHED_PROMPTS * PROMPT_TOKENS // BLOCK_TOKENS
 class Settings(TypedDict):
     """The argument. `address`: where gateways reach it."""
 
+    host: str
     port: int
     name: str
     address: str
@@ -145,7 +146,7 @@ class Engine:
         metrics = WorkerMetrics(CollectorRegistry())
         return Publisher(settings["indexer"], identity, lambda: EngineLoad(running_requests=self._running), metrics)
 
-    async def run(self, port: int) -> None:
+    async def run(self, host: str, port: int) -> None:
         """Serve until killed, or until the publisher fails."""
         app = web.Application()
         app.router.add_post("/v1/completions", self._complete)
@@ -153,7 +154,7 @@ class Engine:
             app.router.add_get(path, self._tell)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
+        await web.TCPSite(runner, host, port, backlog=1024).start()
         if self._publisher is not None:
             await self._publisher.run()
         elif self._events is not None:
@@ -233,7 +234,7 @@ def main(argument: str) -> None:
     settings: Settings = json.loads(argument)
 
     async def run() -> None:  # sockets and publisher belong to the loop
-        await Engine(settings).run(settings["port"])
+        await Engine(settings).run(settings["host"], settings["port"])
 
     uvloop.run(run())
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bench.chaos.api_server import VARIABLE
 from bench.chaos.cluster import Cluster
 from bench.chaos.proxy import Mode
 
@@ -20,6 +21,7 @@ PARTS: Final = {
     "worker": "worker-1",
     "agent": "agent-1",
     "engine": "engine-1",
+    "api-server": "api-server",
 }
 """The process that each part's faults are done to. Of the agent it is the way to the indexer that is slow, swallows or
 resets; of all others the way to them."""
@@ -40,8 +42,9 @@ MEMORY_BYTES: Final = 1 << 20
 
 _NO_DISK: Final = "writes nothing to a disk"
 _STAND_IN: Final = "the bench's own stand-in, which writes nothing to a disk"
+NO_API_SERVER: Final = f"etcd is missing, or {VARIABLE} does not name an API server"
 LEFT_OUT: Final = {
-    "API server/all": "there is none on a desk: the workers' addresses are fixed here",
+    "api-server/full disk": "it writes nothing to a disk; its etcd does",
     "redis/full disk": f"the embedded server {_NO_DISK} (no snapshots, no append-only file)",
     "worker/full disk": _STAND_IN,
     "engine/full disk": _STAND_IN,
@@ -62,6 +65,12 @@ class Cell:
 
 CELLS: Final = tuple(cell for fault in FAULTS for part in PARTS if (cell := Cell(part, fault)).name not in LEFT_OUT)
 """The parts in turn: a worker that fails again before 20 good replies is ejected for twice as long."""
+
+
+def left_out(*, api_server: bool) -> dict[str, str]:
+    """Which cells are not done, and why, with an API server or without."""
+    missing = {} if api_server else {cell.name: NO_API_SERVER for cell in CELLS if cell.part == "api-server"}
+    return {**LEFT_OUT, **missing}
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from typing import Any, Final
 import aiohttp
 
 from bench.chaos.clients import Load, body
-from bench.chaos.cluster import GATEWAYS, WORKERS, Cluster
+from bench.chaos.cluster import GATEWAYS, Cluster
 from bench.chaos.engine_process import POOL, PROMPT_TOKENS
 
 BY_CACHE: Final = "by cache and load"
@@ -51,7 +51,7 @@ class Healing:
     async def _look(self, session: aiohttp.ClientSession) -> None:
         gone = self._cluster.gone
         gateways = [name for name in GATEWAYS if name not in gone]
-        workers = [name for name in WORKERS if name not in gone]
+        workers = [name for name in self._cluster.workers if name not in gone]
         for name in gateways:
             await self._ready(session, name, len(workers))
         if gone & {"redis", "indexer"}:
@@ -81,7 +81,7 @@ class Healing:
         known = {prompt[0] for prompt in (*self._load.prompts, *self._load.former)}
         held: Held = {}
         for name in workers:
-            async with session.get(f"http://127.0.0.1:{self._cluster.ports[name]}/held") as response:
+            async with session.get(f"http://{self._cluster.host(name)}:{self._cluster.ports[name]}/held") as response:
                 held[name] = known.intersection((await response.json())["held"])
         return held
 

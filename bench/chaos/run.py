@@ -4,7 +4,8 @@ last line.
     python -m bench.chaos [--seed 1] [--quick] [--only redis] [--only stop] [--only worker/kill]
 
 Two gateways, an indexer and a Valkey server as they are deployed, two workers with the production publisher, and an
-engine with `warmroute agent`; none of them has a model. Proxies are on the ways. Each fault lasts for some seconds; a
+engine with `warmroute agent`; none of them has a model. With WARMROUTE_TEST_MINIAPI and etcd an API server, too, by
+which the gateways find a further worker. Proxies are on the ways. Each fault lasts for some seconds; a
 part that is killed stays away until all else has healed. What ends of a fault is started again after a second.
 """
 
@@ -22,9 +23,10 @@ from typing import Any
 
 import uvloop
 
+from bench.chaos.api_server import programs
 from bench.chaos.clients import REQUESTS_PER_SECOND, Load, Tally
 from bench.chaos.cluster import Cluster
-from bench.chaos.faults import CELLS, FAULTS, KILL, LEFT_OUT, PARTS, Cell, done
+from bench.chaos.faults import CELLS, FAULTS, KILL, PARTS, Cell, done, left_out
 from bench.chaos.healing import Healing
 from bench.relay.exact import model_folder
 from gateway.process.compiled import description
@@ -75,7 +77,7 @@ async def measure(cells: Sequence[Cell], sizes: Sizes, seed: int, results: list[
     model = await asyncio.to_thread(model_folder)
     if model is None:
         raise TimeoutError("without the built-in model's tokenizer nothing can be routed by cache")
-    async with Cluster(model) as cluster:
+    async with Cluster(model, programs()) as cluster:
         load = Load([f"http://{cluster.reached_at(name)}" for name in ("gateway-1", "gateway-2")], seed)
         healing = Healing(cluster, load)
         loading: asyncio.Task[None] | None = None
@@ -158,12 +160,13 @@ def print_table(results: Sequence[Result]) -> None:
         if result.trouble:
             print(f"  {result.cell.name}: not healed within {HEAL_LIMIT_SECONDS:.0f} s: {result.trouble}")
     print("\nleft out:")
-    for name, reason in LEFT_OUT.items():
+    for name, reason in left_out(api_server=programs() is not None).items():
         print(f"  {name}: {reason}")
 
 
 def figures(results: Sequence[Result]) -> dict[str, Any]:
     """For programs."""
+    missing = left_out(api_server=programs() is not None)
     worst = max(results, key=lambda result: result.worst_seconds)
     return {
         "lost": sum(result.tally.lost for result in results),
@@ -173,7 +176,7 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
         "broken_streams": sum(result.tally.broken for result in results),
         "asked": sum(result.tally.asked for result in results),
         "unhealed": [result.cell.name for result in results if result.trouble],
-        "left_out": [{"cell": name, "reason": reason} for name, reason in LEFT_OUT.items()],
+        "left_out": [{"cell": name, "reason": reason} for name, reason in missing.items()],
     }
 
 
@@ -184,10 +187,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("bench.chaos: limits of running processes (prlimit) are Linux's", file=sys.stderr)
         return 1
     chosen = arguments.only or (QUICK_CELLS if arguments.quick else ())
-    cells = [cell for cell in CELLS if not chosen or {cell.name, cell.part, cell.fault} & set(chosen)]
+    missing = left_out(api_server=programs() is not None)
+    wanted = [cell for cell in CELLS if not chosen or {cell.name, cell.part, cell.fault} & set(chosen)]
+    cells = [cell for cell in wanted if cell.name not in missing]
     if not cells:
-        for name in chosen:
-            print(f"bench.chaos: {name} is left out: {LEFT_OUT[name]}", file=sys.stderr)
+        for name in [*chosen, *(cell.name for cell in wanted)]:
+            if name in missing:
+                print(f"bench.chaos: {name} is left out: {missing[name]}", file=sys.stderr)
         return 2
     results: list[Result] = []
     started_at = time.monotonic()
@@ -224,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Faults of every part under load: requests that are lost, streams that break, time to heal.",
         epilog="Example: python -m bench.chaos --only redis --only worker/kill",
     )
-    names = sorted({*PARTS, *FAULTS, *(cell.name for cell in CELLS), *LEFT_OUT})
+    names = sorted({*PARTS, *FAULTS, *(cell.name for cell in CELLS), *left_out(api_server=True)})
     add = parser.add_argument
     add("--seed", type=int, default=1, help="of the prompts and their order (default 1)")
     add("--quick", action="store_true", help=f"short faults, and of them only {', '.join(QUICK_CELLS)}")

@@ -37,3 +37,11 @@ def test_what_is_left_out_is_no_cell() -> None:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "redis/full disk is left out: the embedded server writes nothing" in err
+
+
+def test_without_an_api_server_its_cells_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WARMROUTE_TEST_MINIAPI", raising=False)
+    with started("-m", "bench.chaos", "--only", "api-server/kill") as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "api-server/kill is left out: etcd is missing, or WARMROUTE_TEST_MINIAPI does not name" in err
