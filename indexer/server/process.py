@@ -83,6 +83,7 @@ async def serve(config: IndexerConfig, redis_config: RedisConfig, grpc_config: G
             raise StartupError(f"redis.url: {error}") from error
     finally:
         await server.stop(GRACE_SECONDS)
+        await service.ended(GRACE_SECONDS)
         await admin.stop()
         await redis.aclose()
         await heartbeats.aclose()

@@ -158,13 +158,18 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
     async def drain(self) -> None:
         """Take no new streams and send the workers elsewhere; returns when all have left, or after `drain_seconds`."""
         self.draining = True
+        if not await self.ended(self._config.drain_seconds):
+            logger.warning("%d workers have not left in time; they lose their streams", self.streams)
+
+    async def ended(self, seconds: float) -> bool:
+        """Whether all streams have ended within so long. One that a stopped server has cut may still be at work, and
+        would open a connection to Redis again after the client was closed."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.drain_seconds):
+            async with asyncio.timeout(seconds):
                 while self._sessions:
                     self._session_ended.clear()
                     await self._session_ended.wait()
-        if self._sessions:
-            logger.warning("%d workers have not left in time; they lose their streams", self.streams)
+        return not self._sessions
 
     def _ledger(self, pool: str, worker_id: str) -> Ledger:
         try:

@@ -20,7 +20,7 @@ from tests.chaos.cluster import FAULTS, INTRUSIONS, Cluster, cluster, inject
 
 EXAMPLES = int(os.environ.get("WARMROUTE_CHAOS_EXAMPLES", "10"))
 WORKERS = 4
-HEAL_SECONDS = 2.0 * float(os.environ.get("WARMROUTE_TIME_SCALE", "2"))
+HEAL_SECONDS = 2.0 * float(os.environ.get("WARMROUTE_TIME_SCALE", "5"))
 workers = st.integers(0, WORKERS - 1)
 
 

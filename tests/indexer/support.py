@@ -136,6 +136,7 @@ async def indexer(
                 yield Indexer(service, server, bound, registry, redis)
         finally:
             await server.stop(0)
+            assert await service.ended(10)
 
 
 @asynccontextmanager
