@@ -56,20 +56,20 @@ def queued_price(request: RequestFacts, candidates: Sequence[CandidateFacts], un
     return min(MOST_PRICE, QUEUED_FACTOR * least / max(usual, LEAST_WORK_TOKENS))
 
 
-def eviction_factor(candidates: Sequence[CandidateFacts], per_stream: float) -> float:
-    """What an eviction's price is multiplied by: 2 (1 + w n)."""
-    in_flight = sum([candidate.in_flight for candidate in candidates])
-    return EVICTION_FACTOR * (1 + per_stream * in_flight / len(candidates))
-
-
-def eviction_price(candidate: CandidateFacts, fixed: float | None, factor: float) -> float:
-    """g(p); `fixed`: as configured, in place of what is measured."""
+def eviction_prices(candidates: Sequence[CandidateFacts], fixed: float | None, per_stream: float) -> list[float]:
+    """g of each. `fixed`: as configured, in place of what is measured; `per_stream`: w."""
     if fixed is not None:
-        return fixed
-    if candidate.eviction is None:
-        return UNSEEN_EVICTION
-    price = LEAST_PRICE + factor * candidate.eviction
-    return min(MOST_PRICE, price)
+        return [fixed] * len(candidates)
+    in_flight = sum([candidate.in_flight for candidate in candidates])
+    factor = EVICTION_FACTOR * (1 + per_stream * in_flight / len(candidates))
+    prices = []
+    for candidate in candidates:
+        measured = candidate.eviction
+        if not measured:
+            prices.append(UNSEEN_EVICTION if measured is None else LEAST_PRICE)
+        else:
+            prices.append(min(MOST_PRICE, LEAST_PRICE + factor * measured))
+    return prices
 
 
 def slot_wait_seconds(candidate: CandidateFacts, stay_seconds: float) -> float:

@@ -33,8 +33,7 @@ from gateway.routing.policies.memory import memory_overruns
 from gateway.routing.policies.policy import Policy
 from gateway.routing.policies.prices import (
     USUAL_TOKENS_PER_SECOND,
-    eviction_factor,
-    eviction_price,
+    eviction_prices,
     queued_price,
     slot_wait_seconds,
 )
@@ -48,10 +47,10 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
         return warm_seconds.choose(request, candidates, weights, random)
     unknown, overruns = unknown_waiting(candidates), memory_overruns(tokens, candidates)
     price, fixed, per_stream, stay = weights.host_price, weights.g, weights.w, request.stay_seconds
-    queued, factor = queued_price(request, candidates, unknown), eviction_factor(candidates, per_stream)
+    queued, evictions = queued_price(request, candidates, unknown), eviction_prices(candidates, fixed, per_stream)
     per_reply, per_overrun = weights.decode_tokens, weights.memory_tokens
     terms = []
-    for candidate, over in zip(candidates, overruns, strict=True):
+    for candidate, over, eviction in zip(candidates, overruns, evictions, strict=True):
         reported, matched, in_flight = candidate.reported_waiting_tokens, candidate.matched_tokens, candidate.in_flight
         pending = unknown if reported is None else float(reported)
         if pending < candidate.reserved_tokens:
@@ -60,7 +59,6 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
         if uncached < 0:
             uncached = 0.0
         decode, memory = per_reply * in_flight, per_overrun * over
-        eviction = eviction_price(candidate, fixed, factor)
         wait = USUAL_TOKENS_PER_SECOND * slot_wait_seconds(candidate, stay) if candidate.slots else 0.0
         cost = pending + (1 + eviction + queued + per_stream * in_flight) * uncached + decode + memory + wait
         terms.append(

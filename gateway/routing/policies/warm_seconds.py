@@ -32,7 +32,7 @@ from gateway.routing.policies.facts import (
     unknown_waiting,
 )
 from gateway.routing.policies.memory import memory_overruns
-from gateway.routing.policies.prices import eviction_factor, eviction_price, queued_price, slot_wait_seconds
+from gateway.routing.policies.prices import eviction_prices, queued_price, slot_wait_seconds
 from warmroute.config.pool import Weights
 
 
@@ -51,11 +51,11 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
         usual = median_rate(rates)
         rates = [candidate.rate or usual for candidate in candidates]
     price, fixed, per_stream, context = weights.host_price, weights.g, weights.w, weights.context
-    queued, factor = queued_price(request, candidates, unknown), eviction_factor(candidates, per_stream)
+    queued, evictions = queued_price(request, candidates, unknown), eviction_prices(candidates, fixed, per_stream)
     stay = request.stay_seconds
     per_reply, per_overrun = weights.decode_tokens, weights.memory_tokens
     terms = []
-    for candidate, rate, over in zip(candidates, rates, overruns, strict=True):
+    for candidate, rate, over, eviction in zip(candidates, rates, overruns, evictions, strict=True):
         reported, matched, in_flight = candidate.reported_waiting_tokens, candidate.matched_tokens, candidate.in_flight
         per_token = rate.per_token
         pending = unknown if reported is None else float(reported)
@@ -67,7 +67,6 @@ def choose(request: RequestFacts, candidates: Sequence[CandidateFacts], weights:
         # As `rate.work_tokens`, without the call where context does not count.
         work = rate.work_tokens(uncached, tokens - uncached, context) if context else uncached + rate.fixed / per_token
         decode, memory = per_token * per_reply * in_flight, per_token * per_overrun * over
-        eviction = eviction_price(candidate, fixed, factor)
         wait = slot_wait_seconds(candidate, stay) if candidate.slots else 0.0
         price_of_work = 1 + eviction + queued + per_stream * in_flight
         cost = per_token * (pending + price_of_work * work) + decode + memory + wait

@@ -13,8 +13,7 @@ from gateway.routing.policies.prices import (
     MOST_PRICE,
     UNSEEN_EVICTION,
     USUAL_TOKENS_PER_SECOND,
-    eviction_factor,
-    eviction_price,
+    eviction_prices,
     queued_price,
     slot_wait_seconds,
 )
@@ -48,14 +47,11 @@ def test_a_queue_for_slots_is_none_for_prefill() -> None:
 
 
 def test_an_eviction_costs_what_is_measured_within_bounds() -> None:
-    worker = CandidateFacts("a", in_flight=5, eviction=0.5)
-    factor = eviction_factor([worker, replace(worker, in_flight=15)], 0.2)
-    assert factor == pytest.approx(2 * (1 + 0.2 * 10))
-    assert eviction_price(worker, None, factor) == pytest.approx(LEAST_PRICE + 3)
-    assert eviction_price(replace(worker, eviction=0.0), None, factor) == LEAST_PRICE
-    assert eviction_price(replace(worker, eviction=19.0), None, factor) == MOST_PRICE
-    assert eviction_price(replace(worker, eviction=None), None, factor) == UNSEEN_EVICTION
-    assert eviction_price(worker, 1.5, factor) == 1.5
+    """2 (1 + 0.2 * 10) = 6 times what is measured, at a mean of ten requests in flight."""
+    worker = CandidateFacts("a", in_flight=10)
+    workers = [replace(worker, eviction=measured) for measured in (0.5, 0.0, 19.0, None)]
+    assert eviction_prices(workers, None, 0.2) == [LEAST_PRICE + 3, LEAST_PRICE, MOST_PRICE, UNSEEN_EVICTION]
+    assert eviction_prices(workers, 1.5, 0.2) == [1.5] * 4
 
 
 def test_the_wait_for_a_slot_is_that_for_the_ends_ahead() -> None:
